@@ -1,0 +1,275 @@
+"""What a gateway is told: frozen models, and errors that say which key, which value and what is allowed.
+
+A configuration is a YAML file (`load_config`) or the same structure as plain data (`parse_config`). Nothing is dropped,
+clamped or coerced: an unknown key, a key given twice, "8080" where a number belongs are errors, and all of a file's
+errors are listed at once. Relative paths are relative to the file's folder.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from policies.config import PolicyConfigError, PolicySpec, build_policy
+
+from .config_errors import ConfigError, Problem, Problems, describe
+from .config_yaml import read_yaml
+
+ReplicaKind = Literal["auto", "tailgate-backend", "vllm", "tgi", "sglang", "llama.cpp", "openai"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+URL_FORM = "http://HOST[:PORT] or https://HOST[:PORT], without path, query or user"
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def _normal_url(text: str) -> str:
+    """The URL in one spelling (lower-case scheme and host, port written out only where needed)."""
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"must be {URL_FORM} ({error})") from error
+    extras = parts.path not in ("", "/") or parts.query or parts.fragment or "@" in parts.netloc
+    host = parts.hostname
+    unprintable = any(character <= " " or character == "\x7f" for character in text)
+    if parts.scheme not in DEFAULT_PORTS or not host or extras or port == 0 or unprintable:
+        raise ValueError(f"must be {URL_FORM}")
+    shown_host = f"[{host}]" if ":" in host else host
+    shown_port = "" if port in (None, DEFAULT_PORTS[parts.scheme]) else f":{port}"
+    return f"{parts.scheme}://{shown_host}{shown_port}"
+
+
+def _against_base_dir(value: object, info: ValidationInfo) -> object:
+    base_dir = (info.context or {}).get("base_dir")
+    return Path(base_dir) / value if isinstance(value, str) and base_dir is not None else value
+
+
+def _has_tokenizer(path: Path) -> Path:
+    if not (path / "tokenizer.json").is_file():
+        raise ValueError("must be a folder with tokenizer.json in it")
+    return path
+
+
+def _header_value(secret: SecretStr) -> SecretStr:
+    text = secret.get_secret_value()
+    if not text or text != text.strip() or not text.isascii() or not text.isprintable():
+        raise ValueError('must be a whole header value in printable ASCII, such as "Bearer KEY"')
+    return secret
+
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+Names = Annotated[tuple[Name, ...], Field(strict=False)]
+Url = Annotated[str, AfterValidator(_normal_url)]
+TokenizerPath = Annotated[Path, Field(strict=False), BeforeValidator(_against_base_dir), AfterValidator(_has_tokenizer)]
+
+
+class _Section(BaseModel):
+    """Frozen, strict, closed: what every part of the configuration has in common."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class Listen(_Section):
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """Address to listen on; 0.0.0.0 or :: for every interface."""
+    port: int = Field(default=8080, ge=0, le=65535)
+    """0 picks a free port."""
+
+
+class ReplicaConfig(_Section):
+    """One upstream inference server."""
+
+    url: Url
+    id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    """Short name in headers, metrics and logs; r1, r2 … by position where not given."""
+    kind: ReplicaKind = "auto"
+    models: Names | None = None
+    """Names it serves; probed at /v1/models where not given."""
+    max_in_flight_tokens: Count | None = None
+    """Cap of prompt + predicted output tokens of its running requests; None leaves it to the admission policy."""
+    max_prefill_tokens: Count | None = None
+    """No further request starts while this many prompt tokens wait for their first token; None: no such bound."""
+    authorization: Annotated[SecretStr, AfterValidator(_header_value)] | None = None
+    """Authorization header sent to this replica instead of the client's; None passes the client's through."""
+    priority_scheduling: bool = False
+    """Whether it runs with --scheduling-policy priority (vLLM), so that a request's priority is worth sending."""
+
+
+class ModelConfig(_Section):
+    """What is known about a model beforehand. Models that aren't listed are served too, as the replicas name them."""
+
+    name: Name
+    aliases: Names = ()
+    tokenizer: TokenizerPath | None = None
+    """Folder with tokenizer.json (and tokenizer_config.json or chat_template.jinja for chat), for exact counts."""
+    default_max_output_tokens: Count | None = None
+    """Output assumed for a request that sets no bound of its own, until enough of them were served to know."""
+
+
+class PolicyConfig(_Section):
+    """Which policies decide; the names and their options are those of `policies`."""
+
+    ordering: str = PolicySpec.ordering
+    lanes: str = PolicySpec.lanes
+    admission: str = PolicySpec.admission
+    routing: str = PolicySpec.routing
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    def spec(self) -> PolicySpec:
+        return PolicySpec(
+            ordering=self.ordering,
+            lanes=self.lanes,
+            admission=self.admission,
+            routing=self.routing,
+            options=self.options,
+        )
+
+    @model_validator(mode="after")
+    def _can_be_built(self) -> Self:
+        try:
+            build_policy(self.spec())
+        except PolicyConfigError as error:
+            problem = Problem((error.key,), error.value, f"must be one of: {', '.join(map(str, error.choices))}")
+            raise Problems([problem]) from error
+        return self
+
+
+class Timeouts(_Section):
+    """Bounds on waiting, seconds. There is none on a whole generation."""
+
+    connect_s: Seconds = 5.0
+    first_byte_s: Seconds = 600.0
+    """Request sent → the replica's status line."""
+    idle_s: Seconds = 300.0
+    """Gap between two pieces of an answer."""
+    queue_s: Seconds = 600.0
+    """Waiting for dispatch."""
+    receive_s: Seconds = 60.0
+    """Receiving a request's body."""
+    drain_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
+    """Grace for running requests after SIGTERM."""
+
+
+class Limits(_Section):
+    max_body_bytes: Count = 8 * 1024 * 1024
+    max_json_depth: Count = 64
+    max_queued_requests: Count = 10_000
+    max_attempts: Count = 2
+    """Replicas tried for one request, the first included; only before the first byte of an answer."""
+
+
+class Probes(_Section):
+    interval_s: Seconds = 5.0
+    timeout_s: Seconds = 2.0
+
+
+class LogConfig(_Section):
+    level: LogLevel = "info"
+    access: str | None = Field(default="stderr", min_length=1)
+    """Where the access log (a JSON line per request) goes: "stderr", a file, or null for nowhere."""
+
+    @field_validator("access")
+    @classmethod
+    def _resolve(cls, value: str | None, info: ValidationInfo) -> str | None:
+        return value if value in (None, "stderr") else str(_against_base_dir(value, info))
+
+
+class GatewayConfig(_Section):
+    """The whole configuration of one gateway."""
+
+    listen: Listen = Listen()
+    replicas: Annotated[tuple[ReplicaConfig, ...], Field(strict=False)]
+    models: Annotated[tuple[ModelConfig, ...], Field(strict=False)] = ()
+    default_model: Name | None = None
+    """Model (or alias) of a request that names none; None makes that an error of the request."""
+    policy: PolicyConfig = PolicyConfig()
+    timeouts: Timeouts = Timeouts()
+    limits: Limits = Limits()
+    probes: Probes = Probes()
+    log: LogConfig = LogConfig()
+    timing_ring: Count = 10_000
+    """How many finished requests /v1/requests/{id}/timing remembers."""
+
+    @field_validator("replicas")
+    @classmethod
+    def _distinct_replicas(cls, replicas: tuple[ReplicaConfig, ...]) -> tuple[ReplicaConfig, ...]:
+        if not replicas:
+            raise ValueError("must have at least one replica")
+        named = tuple(
+            replica if replica.id is not None else replica.model_copy(update={"id": f"r{position}"})
+            for position, replica in enumerate(replicas, start=1)
+        )
+        ids = _repeated([((index, "id"), replica.id) for index, replica in enumerate(named)])
+        urls = _repeated([((index, "url"), replica.url) for index, replica in enumerate(named)])
+        if ids or urls:
+            raise Problems([*ids, *urls])
+        return named
+
+    @field_validator("models")
+    @classmethod
+    def _distinct_models(cls, models: tuple[ModelConfig, ...]) -> tuple[ModelConfig, ...]:
+        names: list[tuple[tuple[int | str, ...], str | None]] = []
+        for index, model in enumerate(models):
+            names.append(((index, "name"), model.name))
+            names.extend(((index, "aliases", place), alias) for place, alias in enumerate(model.aliases))
+        if repeated := _repeated(names):
+            raise Problems(repeated)
+        return models
+
+    @model_validator(mode="after")
+    def _known_default_model(self) -> Self:
+        if self.default_model is None:
+            return self
+        known = {name for model in self.models for name in (model.name, *model.aliases)}
+        known |= {name for replica in self.replicas for name in replica.models or ()}
+        # Where nothing is listed the names come from the replicas, and only they can tell.
+        is_complete = bool(self.models) or all(replica.models is not None for replica in self.replicas)
+        if is_complete and self.default_model not in known:
+            allowed = f"must be a model or an alias of the configuration: {', '.join(sorted(known))}"
+            raise Problems([Problem(("default_model",), self.default_model, allowed)])
+        return self
+
+
+def _repeated(named: list[tuple[tuple[int | str, ...], str | None]]) -> list[Problem]:
+    """A problem for every value but the first of those that are the same."""
+    seen: Counter[str | None] = Counter()
+    problems = []
+    for path, value in named:
+        seen[value] += 1
+        if seen[value] > 1:
+            problems.append(Problem(path, value, "is used before: it must be unique"))
+    return problems
+
+
+def parse_config(data: object, *, source: str, base_dir: Path | None = None) -> GatewayConfig:
+    """The configuration that plain data describes. `source` names it in errors.
+
+    Raises `ConfigError` with every problem found.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigError(source, ["must be a mapping with the keys: " + ", ".join(GatewayConfig.model_fields)])
+    try:
+        return GatewayConfig.model_validate(dict(data), context={"base_dir": base_dir})
+    except ValidationError as error:
+        raise ConfigError(source, describe(error, GatewayConfig)) from error
+
+
+def load_config(path: Path) -> GatewayConfig:
+    """Reads a YAML file. Raises `ConfigError` with every problem found."""
+    return parse_config(read_yaml(path), source=str(path), base_dir=path.resolve().parent)
