@@ -30,7 +30,6 @@ class Reason(StrEnum):
     NO_REPLICA = "no-replica"
     QUEUE_FULL = "queue-full"
     QUEUE_TIMEOUT = "queue-timeout"
-    DEADLINE = "deadline"
     UNKNOWN_MODEL = "unknown-model"
     DRAINING = "draining"
 
@@ -83,7 +82,7 @@ class RequestLike(Protocol):
 
     @property
     def deadline_s(self) -> float | None:
-        """Instant by which the request must have been dispatched; past it the core evicts it."""
+        """Instant by which the request must have been dispatched; past it the core evicts it (QUEUE_TIMEOUT)."""
         ...
 
 
@@ -134,6 +133,9 @@ class Call:
     slice_end_tokens: int | None
     lane: Lane
     why: str
+    """How the replica was chosen."""
+    waited_for: Reason | None
+    """What held it back: CAPACITY, LANE (somebody who came later went first), NO_REPLICA; None: it didn't wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,11 @@ class SequenceLike(Protocol):
     @property
     def held_blocks(self) -> int:
         """KV blocks its table holds."""
+        ...
+
+    @property
+    def exclusive_blocks(self) -> int:
+        """Of those, the ones no other sequence holds: preempting it frees at least so many."""
         ...
 
     @property

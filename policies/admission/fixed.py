@@ -1,0 +1,41 @@
+"""Fixed caps, in tokens."""
+
+from ..types import Reason, ReplicaLike, RequestLike
+from .port import QueueLoad
+
+
+class FixedCaps:
+    """A replica's own setting wins; the policy's figure stands in where a replica has none.
+
+    Two bounds hold a call back. In-flight tokens: what the replica must keep in its KV cache. Prefill tokens: prompt
+    tokens sent whose first token hasn't come; an engine that computes prompts in order of arrival gains nothing from
+    a second long prompt behind the first, and once it is inside, its place can't be changed any more.
+    """
+
+    name = "fixed"
+
+    def __init__(
+        self,
+        *,
+        in_flight_tokens: int,
+        prefill_tokens: int,
+        max_queued_requests: int,
+        max_queued_tokens: int,
+    ) -> None:
+        self._in_flight_tokens = in_flight_tokens
+        self._prefill_tokens = prefill_tokens
+        self._max_queued_requests = max_queued_requests
+        self._max_queued_tokens = max_queued_tokens
+
+    def turn_away(self, request: RequestLike, slot_tokens: int, queue: QueueLoad) -> Reason | None:
+        if queue.num_requests >= self._max_queued_requests:
+            return Reason.QUEUE_FULL
+        if queue.num_requests and queue.num_tokens + slot_tokens > self._max_queued_tokens:
+            return Reason.QUEUE_FULL
+        return None
+
+    def max_in_flight_tokens(self, replica: ReplicaLike) -> int:
+        return self._in_flight_tokens if replica.max_in_flight_tokens is None else replica.max_in_flight_tokens
+
+    def max_prefill_tokens(self, replica: ReplicaLike) -> int:
+        return self._prefill_tokens if replica.max_prefill_tokens is None else replica.max_prefill_tokens

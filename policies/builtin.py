@@ -1,0 +1,128 @@
+"""Every policy part there is. A new one is a file in its folder and a line here."""
+
+from .admission.fixed import FixedCaps
+from .admission.port import Admission
+from .estimate.cost import CostModel
+from .estimate.output import OutputQuantiles
+from .fairness.drr import DeficitRoundRobin
+from .fairness.port import LaneTurns
+from .fairness.single import SingleQueue
+from .lanes import BudgetLanes
+from .ordering.aged_sjf import AgedSjf
+from .ordering.fcfs import Fcfs
+from .ordering.port import Ordering
+from .registry import Option, Part, Registry
+from .routing.least_tokens import LeastTokens
+from .routing.port import Routing
+from .routing.round_robin import RoundRobin
+from .types import Lane
+
+
+def _drr(*, interactive_s: float, standard_s: float, long_s: float, overlong_s: float) -> DeficitRoundRobin:
+    return DeficitRoundRobin(
+        {
+            Lane.INTERACTIVE: interactive_s,
+            Lane.STANDARD: standard_s,
+            Lane.LONG: long_s,
+            Lane.OVERLONG: overlong_s,
+        }
+    )
+
+
+ORDERINGS: Registry[Ordering] = Registry(
+    "ordering",
+    [
+        Part("fcfs", Fcfs),
+        Part(
+            "aged-sjf",
+            AgedSjf,
+            {"ageing": Option(0.1, "seconds of cost that a second of waiting is worth", above=0.0)},
+        ),
+    ],
+)
+
+TURNS: Registry[LaneTurns] = Registry(
+    "lanes",
+    [
+        Part("single", SingleQueue),
+        Part(
+            "drr",
+            _drr,
+            {
+                "interactive_s": Option(0.5, "seconds of replica time a round", above=0.0),
+                "standard_s": Option(0.3, "seconds of replica time a round", above=0.0),
+                "long_s": Option(0.2, "seconds of replica time a round", above=0.0),
+                "overlong_s": Option(0.1, "seconds of replica time a round", above=0.0),
+            },
+        ),
+    ],
+)
+
+ADMISSIONS: Registry[Admission] = Registry(
+    "admission",
+    [
+        Part(
+            "fixed",
+            FixedCaps,
+            {
+                "in_flight_tokens": Option(
+                    32768, "prompt + predicted output tokens in flight on a replica", at_least=1, whole=True
+                ),
+                "prefill_tokens": Option(
+                    8192, "prompt tokens awaiting their first token at which no call starts", at_least=1, whole=True
+                ),
+                "max_queued_requests": Option(10_000, "more are turned away", at_least=0, whole=True),
+                "max_queued_tokens": Option(50_000_000, "more are turned away", at_least=0, whole=True),
+            },
+        ),
+    ],
+)
+
+ROUTINGS: Registry[Routing] = Registry("routing", [Part("least-tokens", LeastTokens), Part("round-robin", RoundRobin)])
+
+COST = Part(
+    "cost",
+    CostModel,
+    {
+        "prefill_s_per_token": Option(0.0001, "seconds of replica time a prompt token takes", above=0.0),
+        "decode_s_per_token": Option(0.025, "seconds of replica time an output token takes", above=0.0),
+    },
+)
+
+OUTPUT = Part(
+    "output",
+    OutputQuantiles,
+    {
+        "quantile": Option(0.5, "of recent output lengths of the same kind", above=0.0, at_most=1.0),
+        "prior_tokens": Option(256, "predicted while nothing was served", at_least=1, whole=True),
+        "window": Option(256, "recent requests remembered of each kind", at_least=1, whole=True),
+        "min_samples": Option(8, "fewer of a kind, and all kinds together answer", at_least=1, whole=True),
+        "max_keys": Option(4096, "kinds (tenant, route, prompt length) remembered", at_least=1, whole=True),
+    },
+)
+
+LANE_CUTS = Part(
+    "lane-cuts",
+    BudgetLanes,
+    {
+        "interactive_max_tokens": Option(
+            None, "largest interactive budget; null: 60th percentile of recent ones", above=0.0, may_be_none=True
+        ),
+        "standard_max_tokens": Option(
+            None, "largest standard budget; null: 90th percentile of recent ones", above=0.0, may_be_none=True
+        ),
+        "overlong_prompt_tokens": Option(
+            None, "longer prompts are overlong; null: none is", at_least=1, whole=True, may_be_none=True
+        ),
+        "declared_max_share": Option(
+            0.5, "of recent work that may be declared interactive beyond its size", at_least=0.0, at_most=1.0
+        ),
+        "declared_max_factor": Option(
+            4.0, "times the standard cut that a declared interactive budget may be", above=0.0
+        ),
+        "window": Option(1000, "recent budgets that the cuts are learned from", at_least=2, whole=True),
+        "min_samples": Option(50, "fewer, and the priors stand in", at_least=1, whole=True),
+        "prior_interactive_tokens": Option(300.0, "interactive cut while little was seen", above=0.0),
+        "prior_standard_tokens": Option(1500.0, "standard cut while little was seen", above=0.0),
+    },
+)

@@ -1,0 +1,404 @@
+"""`DispatchCore`: the one truth about what waits and what is in flight.
+
+Inputs are calls with the instant they happened; outputs are effects, returned by `poll`, which the shell performs.
+After every input the shell polls; the next instant at which polling could matter by itself is `next_wakeup_s`.
+Everything is synchronous and deterministic: the same inputs give the same effects.
+
+A request is offered, waits, and is dispatched as one or more calls. A call holds a slot on its replica from the
+`Call` effect until `call_ended`, whatever happens in between, and gives it back exactly once.
+"""
+
+import heapq
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from .admission.port import QueueLoad
+from .drain_rate import DrainRate
+from .job import Job, PoolKey, RunningCall
+from .lifecycle import Event, LifecycleError, State
+from .policy import Policy
+from .queue import WaitingQueue
+from .selection import Selection
+from .slicing import RunningPrefill
+from .slots import ReplicaSlots
+from .types import (
+    Call,
+    Effect,
+    Evict,
+    Lane,
+    Outcome,
+    Reason,
+    ReplicaLike,
+    RequestLike,
+    Sample,
+    StopCall,
+    WantCapacity,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The request waits."""
+
+    lane: Lane
+    lane_why: str
+    predicted_output_tokens: int
+    budget_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The request was turned away and is unknown to the core. `retry_after_s` None: waiting doesn't help."""
+
+    reason: Reason
+    retry_after_s: float | None
+
+
+class DispatchCore:
+    """One core per set of replicas that share work. Not thread-safe; one shell owns it."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._queue = WaitingQueue()
+        self._jobs: dict[str, Job] = {}  # by request id, from offer to end
+        self._calls: dict[int, Job] = {}  # by call id, while a slot is held
+        self._replicas: dict[str, ReplicaSlots] = {}
+        self._no_replica_since_s: dict[PoolKey, float] = {}
+        self._no_replica_until_s: dict[PoolKey, float] = {}
+        self._prefill_ends: list[tuple[float, int]] = []  # heap of (estimated instant, call id)
+        self._drain_rate = DrainRate()
+        self._num_offered = 0
+        self._num_calls = 0
+        self._latest_arrival_dispatched_s = float("-inf")
+        self._polled_s = float("-inf")
+
+    # --- inputs -----------------------------------------------------------------------------------------------------
+
+    def offer(self, request: RequestLike, now_s: float) -> Admitted | Rejected:
+        """A request arrives; its id must not be one that is still known (LifecycleError)."""
+        if request.request_id in self._jobs:
+            raise LifecycleError(f"request {request.request_id} was offered already")
+        if not any(request.model in slots.replica.models for slots in self._replicas.values()):
+            return Rejected(Reason.UNKNOWN_MODEL, None)
+        self._num_offered += 1
+        job = Job(request, self._num_offered)
+        self._estimate(job)
+        load = QueueLoad(self._queue.num_requests, self._queue.num_tokens)
+        if reason := self._policy.admission.turn_away(request, job.slot_tokens, load):
+            return Rejected(reason, self._drain_rate.seconds_for(self._queue.num_requests))
+        decision = self._policy.lanes.classify(request, job.budget_tokens)
+        self._policy.lanes.observe(decision, request, job.budget_tokens)
+        job.lane, job.lane_why = decision.lane, decision.why
+        self._jobs[request.request_id] = job
+        self._queue.add(job)
+        return Admitted(job.lane, job.lane_why, job.predicted_output_tokens, job.budget_tokens)
+
+    def cancel(self, request_id: str, now_s: float) -> None:
+        """The client left, or the shell gives up. Idempotent; an unknown id is one that has ended.
+
+        A waiting request is gone at once. A running one keeps its slot until `call_ended`, with whatever outcome.
+        """
+        job = self._jobs.get(request_id)
+        if job is None:
+            return
+        if job.state is State.WAITING:
+            self._leave_queue(job)
+        job.move(Event.CANCEL)
+        if job.state is State.ENDED:
+            del self._jobs[request_id]
+
+    def first_token(self, call_id: int, now_s: float) -> None:
+        """The first output token of a call came: its prompt has been computed."""
+        job, call = self._running(call_id)
+        job.move(Event.FIRST_TOKEN)
+        self._replicas[call.replica_id].prefill_ended(call)
+
+    def progress(self, call_id: int, output_tokens: int, now_s: float) -> None:
+        """Output tokens of this call so far, over all choices. Beyond the prediction, the slot grows with them."""
+        job, call = self._running(call_id)
+        job.output_tokens = max(job.output_tokens, output_tokens)
+        if call.slice_end_tokens is None:
+            self._replicas[call.replica_id].resize(call, job.slot_tokens)
+
+    def call_ended(self, call_id: int, outcome: Outcome, sample: Sample, now_s: float) -> None:
+        """The call is over and its slot free. Once per call: a second time raises LifecycleError.
+
+        SUCCESS and IGNORED end the request, unless this was a slice or a prefill stopped by `StopCall`: those go on
+        by themselves. DROPPED leaves it to the shell, which says `requeue` or `cancel`.
+        """
+        job, call = self._running(call_id)
+        if outcome is Outcome.DROPPED:
+            event = Event.CALL_DROPPED
+        elif call.slice_end_tokens is not None or (job.state is State.STOPPING and outcome is Outcome.IGNORED):
+            event = Event.CALL_PART_DONE
+        else:
+            event = Event.CALL_DONE
+        job.move(event)
+        job.call = None
+        del self._calls[call_id]
+        self._give_back(call)
+        self._drain_rate.ended(now_s)
+        if job.state is State.WAITING:
+            if call.slice_end_tokens is not None and outcome is Outcome.SUCCESS:
+                job.computed_tokens = call.slice_end_tokens
+            job.pinned_replica_id = call.replica_id
+            self._queue.add(job)
+            return
+        self._settle(job, outcome, sample)
+        if job.state is State.ENDED:
+            del self._jobs[job.request.request_id]
+
+    def requeue(self, request_id: str, exclude: Collection[str], now_s: float) -> None:
+        """After a failed call: waits again with its old arrival, never to be sent to these replicas again."""
+        job = self._jobs.get(request_id)
+        if job is None:
+            raise LifecycleError(f"request {request_id} has ended")
+        job.move(Event.REQUEUE)
+        job.exclude |= frozenset(exclude)
+        job.output_tokens = job.computed_tokens = 0
+        job.pinned_replica_id = None
+        self._queue.add(job)
+
+    def replica_changed(self, replica: ReplicaLike, now_s: float) -> None:
+        """A replica is new, or something of it changed. Until `capacity_granted`, a new one has no capacity."""
+        slots = self._replicas.get(replica.replica_id)
+        if slots is None:
+            self._replicas[replica.replica_id] = ReplicaSlots(replica)
+            self._replicas = dict(sorted(self._replicas.items()))
+        else:
+            slots.replica = replica
+            slots.is_removed = False
+
+    def replica_removed(self, replica_id: str, now_s: float) -> None:
+        """Nothing more is sent there; its running calls end as they end."""
+        slots = self._replicas[replica_id]
+        slots.is_removed = True
+        self._forget_if_removed(slots)
+
+    def capacity_granted(self, replica_id: str, tokens: int | None, now_s: float) -> None:
+        """Tokens that may be in flight there in all; None: everything. Less than what runs stops nothing that runs."""
+        slots = self._replicas[replica_id]
+        slots.granted_tokens = tokens
+        slots.asked_tokens = 0
+
+    def set_policy(self, policy: Policy, now_s: float) -> None:
+        """From now on this policy decides; what waits is estimated, put into lanes and ordered anew."""
+        self._policy = policy
+        waiting = self._queue.jobs()
+        self._queue = WaitingQueue()
+        for job in waiting:
+            self._estimate(job)
+            decision = policy.lanes.classify(job.request, job.budget_tokens)
+            policy.lanes.observe(decision, job.request, job.budget_tokens)
+            job.lane, job.lane_why = decision.lane, decision.why
+            self._queue.add(job)
+
+    # --- outputs ----------------------------------------------------------------------------------------------------
+
+    def poll(self, now_s: float) -> list[Effect]:
+        """Everything that can be done now. The core counts it as done: the shell must perform each effect."""
+        self._polled_s = now_s
+        effects: list[Effect] = []
+        self._evict_late(now_s, effects)
+        self._evict_unservable(now_s, effects)
+        self._end_estimated_prefills(now_s)
+        self._stop_prefills(effects)
+        selection = Selection(self._policy, self._queue, self._replicas)
+        while self._queue.num_requests and (choice := selection.next(now_s)):
+            effects.append(self._dispatch(*choice, now_s))
+        self._want_capacity(selection, effects)
+        return effects
+
+    def next_wakeup_s(self) -> float | None:
+        """The next instant at which `poll` might do something without further input; None: none."""
+        instants = [since_s + self._policy.no_replica_grace_s for since_s in self._no_replica_since_s.values()]
+        if self._prefill_ends:
+            instants.append(self._prefill_ends[0][0])
+        for job in self._queue.oldest():
+            overdue_s = job.request.arrival_s + self._policy.max_wait_s
+            if overdue_s > self._polled_s:
+                instants.append(overdue_s)
+        if (late := self._queue.next_deadline()) and late.request.deadline_s is not None:
+            instants.append(late.request.deadline_s)
+        return min(instants, default=None)
+
+    # --- views ------------------------------------------------------------------------------------------------------
+
+    @property
+    def policy_name(self) -> str:
+        return self._policy.name
+
+    @property
+    def num_queued(self) -> int:
+        return self._queue.num_requests
+
+    @property
+    def num_in_flight(self) -> int:
+        """Calls that hold a slot."""
+        return len(self._calls)
+
+    def in_flight_tokens(self, replica_id: str) -> int:
+        slots = self._replicas.get(replica_id)
+        return slots.in_flight_tokens if slots else 0
+
+    def queued_by_lane(self) -> dict[Lane, int]:
+        return {lane: self._queue.num_in_lane(lane) for lane in Lane}
+
+    def can_serve(self, model: str, exclude: Collection[str] = ()) -> bool:
+        """Whether an available replica outside `exclude` serves this model: would a `requeue` find a place?"""
+        selection = Selection(self._policy, self._queue, self._replicas)
+        return any(True for _ in selection.eligible((model, None, frozenset(exclude))))
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where two records of the same fact differ. For tests, and for a check when idle."""
+        waiting = self._queue.jobs()
+        assert len(waiting) == self._queue.num_requests == sum(self.queued_by_lane().values())
+        assert sum(job.slot_tokens for job in waiting) == self._queue.num_tokens
+        assert {job.request.request_id for job in waiting} == {
+            request_id for request_id, job in self._jobs.items() if job.state is State.WAITING
+        }
+        held = {call_id for slots in self._replicas.values() for call_id in slots.calls}
+        assert held == set(self._calls)
+        for slots in self._replicas.values():
+            assert slots.in_flight_tokens == sum(call.slot_tokens for call in slots.calls.values())
+            assert slots.prefill_tokens == sum(call.prefill_tokens for call in slots.calls.values())
+        for call_id, job in self._calls.items():
+            assert job.call is not None
+            assert job.call.call_id == call_id
+            assert self._jobs[job.request.request_id] is job
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _estimate(self, job: Job) -> None:
+        policy, request = self._policy, job.request
+        job.predicted_output_tokens = policy.output.predict(request)
+        job.cost_s = policy.cost.cost_s(request.prompt_tokens, job.predicted_output_tokens)
+        job.budget_tokens = policy.cost.budget_tokens(request.prompt_tokens, job.predicted_output_tokens)
+        job.key = policy.ordering.key(arrival_s=request.arrival_s, cost_s=job.cost_s)
+
+    def _running(self, call_id: int) -> tuple[Job, RunningCall]:
+        job = self._calls.get(call_id)
+        if job is None or job.call is None:
+            raise LifecycleError(f"call {call_id} isn't running: it has ended, or never began")
+        return job, job.call
+
+    def _give_back(self, call: RunningCall) -> None:
+        slots = self._replicas[call.replica_id]
+        slots.give_back(call)
+        self._forget_if_removed(slots)
+
+    def _forget_if_removed(self, slots: ReplicaSlots) -> None:
+        if slots.is_removed and not slots.calls:
+            del self._replicas[slots.replica.replica_id]
+
+    def _leave_queue(self, job: Job) -> None:
+        self._queue.remove(job)
+        if not self._queue.num_in_lane(job.lane):
+            self._policy.turns.emptied(job.lane)
+
+    def _evict(self, job: Job, reason: Reason, effects: list[Effect]) -> None:
+        self._leave_queue(job)
+        job.move(Event.EVICT)
+        del self._jobs[job.request.request_id]
+        retry_after_s = self._drain_rate.seconds_for(self._queue.num_requests)
+        effects.append(Evict(job.request.request_id, reason, retry_after_s))
+
+    def _evict_late(self, now_s: float, effects: list[Effect]) -> None:
+        while (job := self._queue.next_deadline()) and (job.request.deadline_s or 0.0) <= now_s:
+            self._evict(job, Reason.QUEUE_TIMEOUT, effects)
+
+    def _evict_unservable(self, now_s: float, effects: list[Effect]) -> None:
+        selection = Selection(self._policy, self._queue, self._replicas)
+        pools = {pool for pool in self._queue.pools() if not any(True for _ in selection.eligible(pool))}
+        for pool in self._no_replica_since_s.keys() - pools:
+            self._no_replica_until_s[pool] = now_s
+        self._no_replica_since_s = {pool: self._no_replica_since_s.get(pool, now_s) for pool in pools}
+        given_up = {
+            pool
+            for pool, since_s in self._no_replica_since_s.items()
+            if now_s >= since_s + self._policy.no_replica_grace_s
+        }
+        if given_up:
+            for job in self._queue.jobs():
+                if job.pool in given_up:
+                    self._evict(job, Reason.NO_REPLICA, effects)
+            self._no_replica_since_s = {p: s for p, s in self._no_replica_since_s.items() if p not in given_up}
+
+    def _end_estimated_prefills(self, now_s: float) -> None:
+        while self._prefill_ends and self._prefill_ends[0][0] <= now_s:
+            job = self._calls.get(heapq.heappop(self._prefill_ends)[1])
+            if job is not None and job.call is not None:
+                self._replicas[job.call.replica_id].prefill_ended(job.call)
+
+    def _stop_prefills(self, effects: list[Effect]) -> None:
+        running = (  # lazily: most policies never look
+            RunningPrefill(call.call_id, job.request, call.replica_id, call.slice_end_tokens)
+            for job in self._calls.values()
+            if (call := job.call) is not None and job.state is State.CALLING
+        )
+        for call_id in tuple(self._policy.slicing.stop(running, self._queue.num_requests > 0)):
+            job, call = self._running(call_id)
+            job.move(Event.STOP)
+            effects.append(StopCall(call_id, job.request.request_id, call.replica_id))
+
+    def _dispatch(self, job: Job, room: list[ReplicaSlots], now_s: float) -> Call:
+        policy, request = self._policy, job.request
+        replica_id, why = policy.routing.pick(request, [slots.load() for slots in room])
+        slots = self._replicas[replica_id]
+        if replica_id != job.pinned_replica_id:
+            job.computed_tokens = 0  # what was computed lies in another replica's cache
+        others_wait = self._queue.num_requests > 1
+        slice_end_tokens = policy.slicing.slice_end_tokens(request, job.computed_tokens, others_wait)
+        prefill_tokens = (slice_end_tokens or request.prompt_tokens) - job.computed_tokens
+        self._num_calls += 1
+        call = RunningCall(
+            call_id=self._num_calls,
+            replica_id=replica_id,
+            slot_tokens=slice_end_tokens or job.slot_tokens,
+            prefill_tokens=prefill_tokens,
+            slice_end_tokens=slice_end_tokens,
+        )
+        if not request.streams:
+            prefill_end_s = now_s + policy.cost.prefill_s(slots.prefill_tokens + prefill_tokens)
+            heapq.heappush(self._prefill_ends, (prefill_end_s, call.call_id))
+        if job.charged_to is None:
+            policy.turns.charge(job.lane, job.cost_s)
+            job.charged_to, job.charged_s = policy.turns, job.cost_s
+        self._leave_queue(job)
+        job.move(Event.DISPATCH)
+        job.call = call
+        self._calls[call.call_id] = job
+        slots.take(call)
+        waited_for = self._waited_for(job, now_s)
+        self._latest_arrival_dispatched_s = max(self._latest_arrival_dispatched_s, request.arrival_s)
+        return Call(call.call_id, request, replica_id, slice_end_tokens, job.lane, why, waited_for)
+
+    def _waited_for(self, job: Job, now_s: float) -> Reason | None:
+        if now_s <= job.request.arrival_s:
+            return None
+        if job.request.arrival_s < self._no_replica_until_s.get(job.pool, float("-inf")):
+            return Reason.NO_REPLICA
+        passed = job.request.arrival_s < self._latest_arrival_dispatched_s
+        return Reason.LANE if passed else Reason.CAPACITY
+
+    def _settle(self, job: Job, outcome: Outcome, sample: Sample) -> None:
+        """Learns from what the request really cost, and corrects what its lane was charged."""
+        policy, request = self._policy, job.request
+        actual_s = 0.0 if outcome is Outcome.DROPPED else job.charged_s
+        if outcome is Outcome.SUCCESS and sample.output_tokens is not None:
+            policy.output.learn(request, sample.output_tokens)
+            computed_tokens = (sample.prompt_tokens or request.prompt_tokens) - (sample.cached_tokens or 0)
+            actual_s = policy.cost.cost_s(computed_tokens, sample.output_tokens)
+        if job.charged_to is not None:
+            job.charged_to.charge(job.lane, actual_s - job.charged_s)
+            job.charged_to = None
+
+    def _want_capacity(self, selection: Selection, effects: list[Effect]) -> None:
+        """Asks for what the heads of the queue need beyond the grants; once, until a grant comes."""
+        for lane in Lane:
+            for job in self._queue.heads(lane):
+                for slots in selection.under_caps(job):
+                    tokens = slots.in_flight_tokens + job.slot_tokens
+                    if not slots.is_granted(job.slot_tokens) and tokens > slots.asked_tokens:
+                        slots.asked_tokens = tokens
+                        effects.append(WantCapacity(slots.replica.replica_id, tokens, (job.key, float(job.seq))))

@@ -1,0 +1,76 @@
+"""What `DispatchCore` keeps about one request."""
+
+from dataclasses import dataclass
+
+from .fairness.port import LaneTurns
+from .lifecycle import Event, State, after
+from .types import Lane, RequestLike
+
+PoolKey = tuple[str, str | None, frozenset[str]]
+"""Which replicas a request can use: model, adapter, and the replicas that it must not be sent to again."""
+
+
+@dataclass(slots=True)
+class RunningCall:
+    """A call that holds a slot."""
+
+    call_id: int
+    replica_id: str
+    slot_tokens: int
+    prefill_tokens: int  # counted against the replica's prefill bound; 0 once the first token came
+    slice_end_tokens: int | None
+
+
+class Job:
+    """One request from `offer` to its end. Identity is the object; `seq` breaks ties in order of arrival."""
+
+    __slots__ = (
+        "budget_tokens",
+        "call",
+        "charged_s",
+        "charged_to",
+        "computed_tokens",
+        "cost_s",
+        "exclude",
+        "key",
+        "lane",
+        "lane_why",
+        "output_tokens",
+        "pinned_replica_id",
+        "predicted_output_tokens",
+        "request",
+        "seq",
+        "state",
+        "ticket",
+    )
+
+    def __init__(self, request: RequestLike, seq: int) -> None:
+        self.request = request
+        self.seq = seq
+        self.state = State.WAITING
+        self.ticket = 0  # which of its entries in the queue's heaps is the live one
+        self.lane = Lane.STANDARD
+        self.lane_why = ""
+        self.cost_s = 0.0
+        self.budget_tokens = 0.0
+        self.predicted_output_tokens = 0
+        self.key = 0.0
+        self.exclude: frozenset[str] = frozenset()
+        self.call: RunningCall | None = None
+        self.charged_to: LaneTurns | None = None
+        self.charged_s = 0.0
+        self.computed_tokens = 0  # of the prompt, by earlier slices
+        self.pinned_replica_id: str | None = None  # where those slices ran
+        self.output_tokens = 0
+
+    @property
+    def pool(self) -> PoolKey:
+        return (self.request.model, self.request.adapter, self.exclude)
+
+    @property
+    def slot_tokens(self) -> int:
+        """Prompt + output tokens it is expected to keep in the replica's memory."""
+        return self.request.prompt_tokens + max(self.predicted_output_tokens, self.output_tokens)
+
+    def move(self, event: Event) -> None:
+        self.state = after(self.state, event)

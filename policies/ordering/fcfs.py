@@ -1,0 +1,11 @@
+"""First come, first served. The baseline."""
+
+
+class Fcfs:
+    name = "fcfs"
+
+    def key(self, *, arrival_s: float, cost_s: float) -> float:
+        return arrival_s
+
+    def overtaking_bound_s(self, max_cost_s: float) -> float:
+        return 0.0

@@ -1,0 +1,31 @@
+"""A policy: the parts that decide, put together. Compositions are data, not subclasses."""
+
+from dataclasses import dataclass
+
+from .admission.port import Admission
+from .estimate.cost import CostModel
+from .estimate.output import OutputQuantiles
+from .fairness.port import LaneTurns
+from .lanes import BudgetLanes
+from .ordering.port import Ordering
+from .routing.port import Routing
+from .slicing import Slicing
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Made by `config.build_policy`; the parts own their learned state, so a policy object belongs to one core."""
+
+    name: str
+    ordering: Ordering
+    turns: LaneTurns
+    admission: Admission
+    routing: Routing
+    lanes: BudgetLanes
+    output: OutputQuantiles
+    cost: CostModel
+    slicing: Slicing
+    max_wait_s: float
+    """Past so much waiting the oldest goes first; on its replica nothing else starts until it fits."""
+    no_replica_grace_s: float
+    """How long a request waits while no replica of its model is available."""

@@ -1,0 +1,111 @@
+"""The waiting requests: heaps by lane and pool, with removal by invalidation."""
+
+import heapq
+from collections.abc import Iterator
+
+from .job import Job, PoolKey
+from .lifecycle import State
+from .types import Lane
+
+_Entry = tuple[float, int, int, Job]  # key, seq, ticket, job: seq is unique, so jobs are never compared
+
+
+class WaitingQueue:
+    """Answers "which is first" by key within a lane and pool, by arrival within a pool, and by deadline over all.
+
+    A job that leaves is only marked (its ticket moves on); dead entries are dropped when they reach the top, and a
+    heap is rebuilt when most of it is dead, so everything is O(log n) amortised and memory follows what waits.
+    """
+
+    def __init__(self) -> None:
+        self._by_lane: dict[Lane, dict[PoolKey, list[_Entry]]] = {lane: {} for lane in Lane}
+        self._by_arrival: dict[PoolKey, list[_Entry]] = {}
+        self._by_deadline: list[_Entry] = []
+        self._num_in: dict[tuple[Lane, PoolKey], int] = {}
+        self._num_in_pool: dict[PoolKey, int] = {}
+        self._num_by_lane = dict.fromkeys(Lane, 0)
+        self.num_requests = 0
+        self.num_tokens = 0
+
+    def add(self, job: Job) -> None:
+        job.ticket += 1
+        pool, lane, request = job.pool, job.lane, job.request
+        heapq.heappush(self._by_lane[lane].setdefault(pool, []), (job.key, job.seq, job.ticket, job))
+        if lane is not Lane.BACKGROUND:
+            heapq.heappush(self._by_arrival.setdefault(pool, []), (request.arrival_s, job.seq, job.ticket, job))
+            self._num_in_pool[pool] = self._num_in_pool.get(pool, 0) + 1
+        if request.deadline_s is not None:
+            heapq.heappush(self._by_deadline, (request.deadline_s, job.seq, job.ticket, job))
+        self._num_in[lane, pool] = self._num_in.get((lane, pool), 0) + 1
+        self._num_by_lane[lane] += 1
+        self.num_requests += 1
+        self.num_tokens += job.slot_tokens
+
+    def remove(self, job: Job) -> None:
+        """Takes a waiting job out; its lane, pool and slot tokens must be those it was added with."""
+        job.ticket += 1
+        pool, lane = job.pool, job.lane
+        self._num_by_lane[lane] -= 1
+        self.num_requests -= 1
+        self.num_tokens -= job.slot_tokens
+        self._num_in[lane, pool] -= 1
+        if not self._num_in[lane, pool]:
+            del self._num_in[lane, pool], self._by_lane[lane][pool]
+        else:
+            _compact(self._by_lane[lane][pool], self._num_in[lane, pool])
+        if lane is not Lane.BACKGROUND:
+            self._num_in_pool[pool] -= 1
+            if not self._num_in_pool[pool]:
+                del self._num_in_pool[pool], self._by_arrival[pool]
+            else:
+                _compact(self._by_arrival[pool], self._num_in_pool[pool])
+        _compact(self._by_deadline, self.num_requests)
+
+    def num_in_lane(self, lane: Lane) -> int:
+        return self._num_by_lane[lane]
+
+    def pools(self) -> set[PoolKey]:
+        """Every pool in which something waits."""
+        return {pool for _, pool in self._num_in}
+
+    def heads(self, lane: Lane) -> Iterator[Job]:
+        """The first of each pool in this lane."""
+        for heap in self._by_lane[lane].values():
+            yield _top(heap)
+
+    def oldest(self) -> list[Job]:
+        """The first to arrive of each pool, oldest first; background work, which has no claim on time, left out."""
+        return sorted((_top(heap) for heap in self._by_arrival.values()), key=lambda job: job.seq)
+
+    def next_deadline(self) -> Job | None:
+        heap = self._by_deadline
+        while heap and not _is_live(heap[0]):
+            heapq.heappop(heap)
+        return heap[0][3] if heap else None
+
+    def jobs(self) -> list[Job]:
+        """All that wait, in order of arrival; O(n log n)."""
+        live = {
+            entry[1]: entry[3]
+            for heaps in self._by_lane.values()
+            for heap in heaps.values()
+            for entry in heap
+            if _is_live(entry)
+        }
+        return [live[seq] for seq in sorted(live)]
+
+
+def _is_live(entry: _Entry) -> bool:
+    return entry[3].ticket == entry[2] and entry[3].state is State.WAITING
+
+
+def _top(heap: list[_Entry]) -> Job:
+    while not _is_live(heap[0]):
+        heapq.heappop(heap)
+    return heap[0][3]
+
+
+def _compact(heap: list[_Entry], num_live: int) -> None:
+    if len(heap) > 64 and len(heap) > 4 * num_live:
+        heap[:] = [entry for entry in heap if _is_live(entry)]
+        heapq.heapify(heap)

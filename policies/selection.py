@@ -1,0 +1,95 @@
+"""Which waiting request goes next, and where it can go."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from .job import Job, PoolKey
+from .policy import Policy
+from .queue import WaitingQueue
+from .slots import ReplicaSlots
+from .types import Lane
+
+_TURN_LANES = tuple(lane for lane in Lane if lane is not Lane.BACKGROUND)
+
+
+class Selection:
+    """One look at the queue and the replicas: made for one decision, thrown away after it."""
+
+    def __init__(self, policy: Policy, queue: WaitingQueue, replicas: Mapping[str, ReplicaSlots]) -> None:
+        self._policy = policy
+        self._queue = queue
+        self._replicas = replicas
+
+    def next(self, now_s: float) -> tuple[Job, list[ReplicaSlots]] | None:
+        """The request that goes now, with the replicas that have room for it; None: nobody can."""
+        reserved: set[str] = set()
+        for job in self._queue.oldest():
+            if now_s - job.request.arrival_s < self._policy.max_wait_s:
+                break
+            if room := self.with_room(job, reserved):
+                return job, room
+            # Overdue and too big for what is free: the replica closest to having room takes nothing else meanwhile.
+            waiting_for = [slots for slots in self.eligible(job.pool) if slots.replica.replica_id not in reserved]
+            if waiting_for:
+                reserved.add(min(waiting_for, key=lambda slots: slots.in_flight_tokens).replica.replica_id)
+        heads: dict[Lane, tuple[Job, list[ReplicaSlots]]] = {}
+        for lane in _TURN_LANES:
+            for job in sorted(self._queue.heads(lane), key=lambda job: (job.key, job.seq)):
+                if room := self.with_room(job, reserved):
+                    heads[lane] = (job, room)
+                    break
+        if heads:
+            return heads[
+                self._policy.turns.next_lane({lane: (job.key, job.cost_s) for lane, (job, _) in heads.items()})
+            ]
+        return self._idle_capacity(reserved)
+
+    def _idle_capacity(self, reserved: set[str]) -> tuple[Job, list[ReplicaSlots]] | None:
+        """Background work runs where nobody else waits."""
+        if not self._queue.num_in_lane(Lane.BACKGROUND):
+            return None
+        wanted = {
+            slots.replica.replica_id
+            for lane in _TURN_LANES
+            for job in self._queue.heads(lane)
+            for slots in self.eligible(job.pool)
+        }
+        for job in sorted(self._queue.heads(Lane.BACKGROUND), key=lambda job: (job.key, job.seq)):
+            if room := self.with_room(job, reserved | wanted):
+                return job, room
+        return None
+
+    def eligible(self, pool: PoolKey) -> Iterator[ReplicaSlots]:
+        """The replicas that may be used at all: available, serving the model, not failed for this request."""
+        model, adapter, exclude = pool
+        for slots in self._replicas.values():
+            replica = slots.replica
+            if (
+                replica.is_available
+                and not slots.is_removed
+                and model in replica.models
+                and (adapter is None or adapter in replica.models)
+                and replica.replica_id not in exclude
+            ):
+                yield slots
+
+    def with_room(self, job: Job, reserved: Iterable[str] = ()) -> list[ReplicaSlots]:
+        """Where this request could start now, in order of replica id."""
+        return [slots for slots in self.under_caps(job, reserved) if slots.is_granted(job.slot_tokens)]
+
+    def under_caps(self, job: Job, reserved: Iterable[str] = ()) -> list[ReplicaSlots]:
+        """Where the caps would allow it, whatever has been granted."""
+        admission = self._policy.admission
+        eligible = list(self.eligible(job.pool))
+        if job.pinned_replica_id is not None:  # where its slices are cached, as long as that one is there
+            pinned = [slots for slots in eligible if slots.replica.replica_id == job.pinned_replica_id]
+            eligible = pinned or eligible
+        return [
+            slots
+            for slots in eligible
+            if slots.replica.replica_id not in reserved
+            and slots.has_room(
+                job.slot_tokens,
+                admission.max_in_flight_tokens(slots.replica),
+                admission.max_prefill_tokens(slots.replica),
+            )
+        ]
