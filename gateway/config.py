@@ -33,6 +33,7 @@ ReplicaKind = Literal["auto", "tailgate-backend", "vllm", "tgi", "sglang", "llam
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 URL_FORM = "http://HOST[:PORT] or https://HOST[:PORT], without path, query or user"
+DEFAULT_POLICY = PolicySpec()
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -125,10 +126,10 @@ class ModelConfig(_Section):
 class PolicyConfig(_Section):
     """Which policies decide; the names and their options are those of `policies`."""
 
-    ordering: str = PolicySpec.ordering
-    lanes: str = PolicySpec.lanes
-    admission: str = PolicySpec.admission
-    routing: str = PolicySpec.routing
+    ordering: str = DEFAULT_POLICY.ordering
+    lanes: str = DEFAULT_POLICY.lanes
+    admission: str = DEFAULT_POLICY.admission
+    routing: str = DEFAULT_POLICY.routing
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
     def spec(self) -> PolicySpec:
@@ -145,8 +146,7 @@ class PolicyConfig(_Section):
         try:
             build_policy(self.spec())
         except PolicyConfigError as error:
-            problem = Problem((error.key,), error.value, f"must be one of: {', '.join(map(str, error.choices))}")
-            raise Problems([problem]) from error
+            raise Problems([Problem((error.key,), error.value, f"allowed: {error.allowed}")]) from error
         return self
 
 
@@ -169,7 +169,6 @@ class Timeouts(_Section):
 class Limits(_Section):
     max_body_bytes: Count = 8 * 1024 * 1024
     max_json_depth: Count = 64
-    max_queued_requests: Count = 10_000
     max_attempts: Count = 2
     """Replicas tried for one request, the first included; only before the first byte of an answer."""
 

@@ -92,7 +92,7 @@ def unknown_key(path: KeyPath, allowed: Sequence[str]) -> str:
 
 
 def _line(path: KeyPath, value: object, allowed: str) -> str:
-    return f"{show_path(path)}: {show_value(path, value)} isn't allowed: {allowed}"
+    return f"{show_path(path)}: {show_value(path, value)} isn't allowed; {allowed}"
 
 
 def _keys_at(model: type[BaseModel], path: KeyPath) -> list[str]:

@@ -1,0 +1,337 @@
+"""The replicas: which there are, which can take work, what they serve and how loaded they say they are.
+
+Every replica has a task of its own that probes it on a schedule, so that a slow one delays no other. What a replica
+says about its load corrects the picture; a scrape that fails changes nothing, for what is in flight is counted here.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import httpx
+
+from .config import DEFAULT_PORTS, GatewayConfig, ReplicaConfig
+from .replica_health import Ejection, EjectionRule, Rotation
+from .replica_metrics import ReplicaLoad, parse_load
+from .replica_probe import TOKENIZE, Health, ModelCard, Prober
+
+logger = logging.getLogger(__name__)
+
+SLOW_PROBES = 3
+"""Health checks in a row that may time out before a replica counts as down: a busy engine answers late."""
+
+
+class Replica:
+    """An upstream server: what was configured and what the last probe found. Implements `policies.types.ReplicaLike`.
+
+    Written by its pool only, on the event loop, which calls `on_change` after every change that scheduling sees.
+    """
+
+    def __init__(self, config: ReplicaConfig, replica_id: str, rule: EjectionRule) -> None:
+        self._config = config
+        self.replica_id = replica_id
+        self.url = config.url
+        parts = urlsplit(config.url)
+        self.is_tls = parts.scheme == "https"
+        self.host = parts.hostname or ""
+        self.port = parts.port or DEFAULT_PORTS[parts.scheme]
+        self.authorization = config.authorization.get_secret_value() if config.authorization is not None else None
+        self.priority_scheduling = config.priority_scheduling
+        self.kind: str = config.kind
+        """As configured; "auto" until it was found out."""
+        self.models: frozenset[str] = frozenset(config.models or ())
+        self.cards: Mapping[str, ModelCard] = {}
+        """What it says about its models."""
+        self.features: frozenset[str] = frozenset()
+        """Optional abilities that were seen to work, such as `replica_probe.TOKENIZE`."""
+        self.load: ReplicaLoad | None = None
+        """The last scrape that worked, with its instant; None before."""
+        self.is_healthy = False
+        """Whether the last health checks were green and its models are known."""
+        self.is_available = False
+        self.last_error: str | None = None
+        """Why it isn't healthy, in words; None while it is."""
+        self.ejection = Ejection(rule)
+        self._is_on_trial = False
+
+    @property
+    def max_model_len(self) -> dict[str, int]:
+        """Longest prompt + output by model, tokens, for the models whose bound the replica tells."""
+        return {name: card.max_model_len for name, card in self.cards.items() if card.max_model_len is not None}
+
+    @property
+    def max_in_flight_tokens(self) -> int | None:
+        """What was configured, else the KV cache's capacity where it is known.
+
+        On trial: 1, so that one request goes, since every admission policy lets a request alone in.
+        """
+        if self._is_on_trial:
+            return 1
+        if self._config.max_in_flight_tokens is not None:
+            return self._config.max_in_flight_tokens
+        return self.load.kv_capacity_tokens if self.load is not None else None
+
+    @property
+    def max_prefill_tokens(self) -> int | None:
+        return self._config.max_prefill_tokens
+
+    def put_on_trial(self, is_on_trial: bool) -> None:
+        self._is_on_trial = is_on_trial
+
+    def as_seen(self) -> tuple[object, ...]:
+        """What scheduling and the list of models depend on: equal before and after means no change."""
+        return (self.models, self.is_available, self.max_in_flight_tokens, self.max_prefill_tokens, self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model as the gateway's own list shows it."""
+
+    name: str
+    max_model_len: int | None
+    """The shortest among the replicas that tell, tokens."""
+    root: str | None
+    parent: str | None
+    replica_ids: tuple[str, ...]
+    is_available: bool
+    """Whether a replica that serves it can take work."""
+
+
+class ReplicaPool:
+    """All replicas of a gateway and the tasks that watch them.
+
+    `on_change` is called once for every replica at `start()` (so that whoever schedules knows them all) and afterwards
+    for real changes only. All methods belong to the event loop.
+    """
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        http: httpx.AsyncClient,
+        clock: Callable[[], float],
+        on_change: Callable[[Replica], None],
+        *,
+        ejection_rule: EjectionRule | None = None,
+    ) -> None:
+        self._config = config
+        self._http = http
+        self._clock = clock
+        self._on_change = on_change
+        rule = ejection_rule if ejection_rule is not None else EjectionRule()
+        self._replicas: dict[str, Replica] = {}
+        for position, replica in enumerate(config.replicas, start=1):
+            replica_id = replica.id if replica.id is not None else f"r{position}"
+            self._replicas[replica_id] = Replica(replica, replica_id, rule)
+        self._configured = {item.id or "": item for item in config.replicas}
+        self._aliases = {alias: model.name for model in config.models for alias in model.aliases}
+        self._names = frozenset(model.name for model in config.models)
+        self._told: dict[str, tuple[object, ...]] = {}
+        self._watchers: list[_Watcher] = []
+        self._trials: dict[str, asyncio.TimerHandle] = {}
+
+    def start(self) -> None:
+        """Begins probing, the first time at once. Call on the event loop."""
+        for replica_id, replica in self._replicas.items():
+            configured = self._configured[replica_id]
+            watcher = _Watcher(replica, configured, self._config, self._http, self._clock, self._settle)
+            self._watchers.append(watcher)
+            self._tell(replica)
+            watcher.start()
+
+    async def aclose(self) -> None:
+        """Ends probing and waits for it to have ended. Idempotent."""
+        watchers, self._watchers = self._watchers, []
+        for handle in self._trials.values():
+            handle.cancel()
+        self._trials.clear()
+        for watcher in watchers:
+            await watcher.aclose()
+
+    def get(self, replica_id: str) -> Replica:
+        """Raises KeyError for an id that doesn't exist."""
+        return self._replicas[replica_id]
+
+    def all(self) -> list[Replica]:
+        return list(self._replicas.values())
+
+    def models(self) -> dict[str, ServedModel]:
+        """Models by name, in the order of the replicas; aliases are not among them."""
+        serving: dict[str, list[Replica]] = {}
+        for replica in self._replicas.values():
+            for name in sorted(replica.models):
+                serving.setdefault(name, []).append(replica)
+        return {name: _served(name, replicas) for name, replicas in serving.items()}
+
+    def resolve(self, model: str | None) -> str | None:
+        """The name behind a name, an alias, or nothing (the default model). None: there is no such model.
+
+        A model that the configuration or a replica names is known even while no replica that serves it is available.
+        """
+        name = self._config.default_model if model is None else model
+        if name is None:
+            return None
+        if any(name in replica.models for replica in self._replicas.values()) or name in self._names:
+            return name
+        return self._aliases.get(name)
+
+    def report_failure(self, replica_id: str) -> None:
+        """A call failed in a way that speaks against the replica: refused, reset, timed out, 5xx. Never a 4xx."""
+        replica = self._replicas[replica_id]
+        replica.ejection.failed(self._clock())
+        self._settle(replica)
+
+    def report_success(self, replica_id: str) -> None:
+        """A call reached the replica and was answered."""
+        replica = self._replicas[replica_id]
+        replica.ejection.succeeded(self._clock())
+        self._settle(replica)
+
+    def _settle(self, changed: Replica) -> None:
+        """Works out availability after something about `changed` changed, and tells of every difference."""
+        now_s = self._clock()
+        state = changed.ejection.state(now_s)
+        changed.put_on_trial(state is Rotation.TRIAL)
+        if (handle := self._trials.pop(changed.replica_id, None)) is not None:
+            handle.cancel()
+        if state is Rotation.EJECTED and self._watchers and (until_s := changed.ejection.until_s) is not None:
+            loop = asyncio.get_running_loop()
+            self._trials[changed.replica_id] = loop.call_later(until_s - now_s, self._settle, changed)
+        in_rotation = {
+            replica.replica_id: replica.is_healthy and replica.ejection.state(now_s) is not Rotation.EJECTED
+            for replica in self._replicas.values()
+        }
+        for replica in self._replicas.values():
+            replica.is_available = in_rotation[replica.replica_id] or (
+                replica.is_healthy and self._is_irreplaceable(replica, in_rotation)
+            )
+            self._tell(replica)
+
+    def _is_irreplaceable(self, ejected: Replica, in_rotation: Mapping[str, bool]) -> bool:
+        """Whether a model would be left without a replica: a doubtful one is better than none (Envoy's panic mode)."""
+        served = {
+            name for replica in self._replicas.values() if in_rotation[replica.replica_id] for name in replica.models
+        }
+        return not ejected.models <= served
+
+    def _tell(self, replica: Replica) -> None:
+        seen = replica.as_seen()
+        if self._told.get(replica.replica_id) != seen:
+            self._told[replica.replica_id] = seen
+            self._on_change(replica)
+
+
+class _Watcher:
+    """Probes one replica on a schedule and writes down what it finds."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        configured: ReplicaConfig,
+        config: GatewayConfig,
+        http: httpx.AsyncClient,
+        clock: Callable[[], float],
+        settle: Callable[[Replica], None],
+    ) -> None:
+        self._replica = replica
+        self._configured = configured
+        self._interval_s = config.probes.interval_s
+        self._prober = Prober(http, replica.url, replica.authorization, config.probes.timeout_s)
+        self._clock = clock
+        self._settle = settle
+        self._num_slow = 0
+        self._is_identified = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"probe-{self._replica.replica_id}")
+
+    async def aclose(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._probe()
+            except Exception:
+                # A replica can answer anything; whatever it was, the next probe must come.
+                logger.exception("probing replica %s failed", self._replica.replica_id)
+            await asyncio.sleep(self._interval_s)
+
+    async def _probe(self) -> None:
+        replica = self._replica
+        health = await self._prober.health()
+        self._num_slow = self._num_slow + 1 if health is Health.SLOW else 0
+        if health is Health.DOWN or (health is Health.SLOW and self._num_slow >= SLOW_PROBES):
+            self._lost("its health check failed" if health is Health.DOWN else "its health check timed out")
+        elif health is Health.GREEN:
+            await self._learn()
+        self._settle(replica)
+
+    def _lost(self, error: str) -> None:
+        if self._replica.is_healthy or self._replica.last_error is None:
+            logger.warning("replica %s (%s): %s", self._replica.replica_id, self._replica.url, error)
+        self._replica.is_healthy = False
+        self._replica.last_error = error
+        self._is_identified = False  # what comes back may be another server
+
+    async def _learn(self) -> None:
+        replica = self._replica
+        cards = await self._prober.models()
+        page = await self._prober.metrics_page()
+        load = self._parse(page) if page is not None else None
+        if load is not None:
+            if replica.load is not None and replica.load.process_start != load.process_start:
+                self._is_identified = False
+            replica.load = load
+        if not cards and not self._is_identified and (info := await self._prober.tgi_info()) is not None:
+            cards = {info[0]: ModelCard(max_model_len=info[1])}
+        if cards:
+            replica.cards = cards
+            replica.models = frozenset(self._configured.models if self._configured.models is not None else cards)
+        if not replica.models:
+            self._lost("it names no models at /v1/models, and none are configured for it")
+            return
+        if not self._is_identified:
+            await self._identify(replica.cards, load.engine if load is not None else None)
+        if not replica.is_healthy:
+            logger.info("replica %s (%s): %s, serves %s", replica.replica_id, replica.url, replica.kind, _list(replica))
+        replica.is_healthy = True
+        replica.last_error = None
+
+    def _parse(self, page: str) -> ReplicaLoad | None:
+        try:
+            return parse_load(page, self._clock())
+        except Exception as error:  # the parser raises what it likes for pages that aren't in its format
+            logger.debug("the metrics of replica %s can't be read: %s", self._replica.replica_id, error)
+            return None
+
+    async def _identify(self, cards: Mapping[str, ModelCard], engine: str | None) -> None:
+        replica = self._replica
+        if self._configured.kind == "auto":
+            replica.kind = await self._prober.kind(cards, engine)
+        features = set()
+        if replica.kind in ("vllm", "tailgate-backend") and await self._prober.has_tokenize(min(replica.models)):
+            features.add(TOKENIZE)
+        replica.features = frozenset(features)
+        self._is_identified = True
+
+
+def _list(replica: Replica) -> str:
+    return ", ".join(sorted(replica.models))
+
+
+def _served(name: str, replicas: list[Replica]) -> ServedModel:
+    cards = [replica.cards[name] for replica in replicas if name in replica.cards]
+    lengths = [card.max_model_len for card in cards if card.max_model_len is not None]
+    return ServedModel(
+        name=name,
+        max_model_len=min(lengths, default=None),
+        root=next((card.root for card in cards if card.root is not None), None),
+        parent=next((card.parent for card in cards if card.parent is not None), None),
+        replica_ids=tuple(replica.replica_id for replica in replicas),
+        is_available=any(replica.is_available for replica in replicas),
+    )
