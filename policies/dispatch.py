@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from .admission.port import QueueLoad
+from .books import Books
 from .drain_rate import DrainRate
 from .job import Job, PoolKey, RunningCall
 from .lifecycle import Event, LifecycleError, State
@@ -59,10 +60,7 @@ class DispatchCore:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._queue = WaitingQueue()
-        self._jobs: dict[str, Job] = {}  # by request id, from offer to end
-        self._calls: dict[int, Job] = {}  # by call id, while a slot is held
-        self._replicas: dict[str, ReplicaSlots] = {}
+        self._books = Books()
         self._no_replica_since_s: dict[PoolKey, float] = {}
         self._no_replica_until_s: dict[PoolKey, float] = {}
         self._prefill_ends: list[tuple[float, int]] = []  # heap of (estimated instant, call id)
@@ -76,21 +74,21 @@ class DispatchCore:
 
     def offer(self, request: RequestLike, now_s: float) -> Admitted | Rejected:
         """A request arrives; its id must not be one that is still known (LifecycleError)."""
-        if request.request_id in self._jobs:
+        if request.request_id in self._books.jobs:
             raise LifecycleError(f"request {request.request_id} was offered already")
-        if not any(request.model in slots.replica.models for slots in self._replicas.values()):
+        if not any(request.model in slots.replica.models for slots in self._books.replicas.values()):
             return Rejected(Reason.UNKNOWN_MODEL, None)
         self._num_offered += 1
         job = Job(request, self._num_offered)
         self._estimate(job)
-        load = QueueLoad(self._queue.num_requests, self._queue.num_tokens)
+        load = QueueLoad(self._books.queue.num_requests, self._books.queue.num_tokens)
         if reason := self._policy.admission.turn_away(request, job.slot_tokens, load):
-            return Rejected(reason, self._drain_rate.seconds_for(self._queue.num_requests))
+            return Rejected(reason, self._drain_rate.seconds_for(self._books.queue.num_requests))
         decision = self._policy.lanes.classify(request, job.budget_tokens)
         self._policy.lanes.observe(decision, request, job.budget_tokens)
         job.lane, job.lane_why = decision.lane, decision.why
-        self._jobs[request.request_id] = job
-        self._queue.add(job)
+        self._books.jobs[request.request_id] = job
+        self._books.queue.add(job)
         return Admitted(job.lane, job.lane_why, job.predicted_output_tokens, job.budget_tokens)
 
     def cancel(self, request_id: str, now_s: float) -> None:
@@ -98,27 +96,27 @@ class DispatchCore:
 
         A waiting request is gone at once. A running one keeps its slot until `call_ended`, with whatever outcome.
         """
-        job = self._jobs.get(request_id)
+        job = self._books.jobs.get(request_id)
         if job is None:
             return
         if job.state is State.WAITING:
             self._leave_queue(job)
         job.move(Event.CANCEL)
         if job.state is State.ENDED:
-            del self._jobs[request_id]
+            del self._books.jobs[request_id]
 
     def first_token(self, call_id: int, now_s: float) -> None:
         """The first output token of a call came: its prompt has been computed."""
-        job, call = self._running(call_id)
+        job, call = self._books.running(call_id)
         job.move(Event.FIRST_TOKEN)
-        self._replicas[call.replica_id].prefill_ended(call)
+        self._books.replicas[call.replica_id].prefill_ended(call)
 
     def progress(self, call_id: int, output_tokens: int, now_s: float) -> None:
         """Output tokens of this call so far, over all choices. Beyond the prediction, the slot grows with them."""
-        job, call = self._running(call_id)
+        job, call = self._books.running(call_id)
         job.output_tokens = max(job.output_tokens, output_tokens)
         if call.slice_end_tokens is None:
-            self._replicas[call.replica_id].resize(call, job.slot_tokens)
+            self._books.replicas[call.replica_id].resize(call, job.slot_tokens)
 
     def call_ended(self, call_id: int, outcome: Outcome, sample: Sample, now_s: float) -> None:
         """The call is over and its slot free. Once per call: a second time raises LifecycleError.
@@ -126,7 +124,7 @@ class DispatchCore:
         SUCCESS and IGNORED end the request, unless this was a slice or a prefill stopped by `StopCall`: those go on
         by themselves. DROPPED leaves it to the shell, which says `requeue` or `cancel`.
         """
-        job, call = self._running(call_id)
+        job, call = self._books.running(call_id)
         if outcome is Outcome.DROPPED:
             event = Event.CALL_DROPPED
         elif call.slice_end_tokens is not None or (job.state is State.STOPPING and outcome is Outcome.IGNORED):
@@ -134,64 +132,56 @@ class DispatchCore:
         else:
             event = Event.CALL_DONE
         job.move(event)
-        job.call = None
-        del self._calls[call_id]
-        self._give_back(call)
+        self._books.end(job, call)
         self._drain_rate.ended(now_s)
         if job.state is State.WAITING:
             if call.slice_end_tokens is not None and outcome is Outcome.SUCCESS:
                 job.computed_tokens = call.slice_end_tokens
             job.pinned_replica_id = call.replica_id
-            self._queue.add(job)
+            self._books.queue.add(job)
             return
         self._settle(job, outcome, sample)
         if job.state is State.ENDED:
-            del self._jobs[job.request.request_id]
+            del self._books.jobs[job.request.request_id]
 
     def requeue(self, request_id: str, exclude: Collection[str], now_s: float) -> None:
         """After a failed call: waits again with its old arrival, never to be sent to these replicas again."""
-        job = self._jobs.get(request_id)
+        job = self._books.jobs.get(request_id)
         if job is None:
             raise LifecycleError(f"request {request_id} has ended")
         job.move(Event.REQUEUE)
         job.exclude |= frozenset(exclude)
         job.output_tokens = job.computed_tokens = 0
         job.pinned_replica_id = None
-        self._queue.add(job)
+        self._books.queue.add(job)
 
     def replica_changed(self, replica: ReplicaLike, now_s: float) -> None:
         """A replica is new, or something of it changed. Until `capacity_granted`, a new one has no capacity."""
-        slots = self._replicas.get(replica.replica_id)
-        if slots is None:
-            self._replicas[replica.replica_id] = ReplicaSlots(replica)
-            self._replicas = dict(sorted(self._replicas.items()))
-        else:
-            slots.replica = replica
-            slots.is_removed = False
+        self._books.announce(replica)
 
     def replica_removed(self, replica_id: str, now_s: float) -> None:
         """Nothing more is sent there; its running calls end as they end."""
-        slots = self._replicas[replica_id]
+        slots = self._books.replicas[replica_id]
         slots.is_removed = True
-        self._forget_if_removed(slots)
+        self._books.forget_if_removed(slots)
 
     def capacity_granted(self, replica_id: str, tokens: int | None, now_s: float) -> None:
         """Tokens that may be in flight there in all; None: everything. Less than what runs stops nothing that runs."""
-        slots = self._replicas[replica_id]
+        slots = self._books.replicas[replica_id]
         slots.granted_tokens = tokens
         slots.asked_tokens = 0
 
     def set_policy(self, policy: Policy, now_s: float) -> None:
         """From now on this policy decides; what waits is estimated, put into lanes and ordered anew."""
         self._policy = policy
-        waiting = self._queue.jobs()
-        self._queue = WaitingQueue()
+        waiting = self._books.queue.jobs()
+        self._books.queue = WaitingQueue()
         for job in waiting:
             self._estimate(job)
             decision = policy.lanes.classify(job.request, job.budget_tokens)
             policy.lanes.observe(decision, job.request, job.budget_tokens)
             job.lane, job.lane_why = decision.lane, decision.why
-            self._queue.add(job)
+            self._books.queue.add(job)
 
     # --- outputs ----------------------------------------------------------------------------------------------------
 
@@ -203,8 +193,8 @@ class DispatchCore:
         self._evict_unservable(now_s, effects)
         self._end_estimated_prefills(now_s)
         self._stop_prefills(effects)
-        selection = Selection(self._policy, self._queue, self._replicas)
-        while self._queue.num_requests and (choice := selection.next(now_s)):
+        selection = self._selection()
+        while self._books.queue.num_requests and (choice := selection.next(now_s)):
             effects.append(self._dispatch(*choice, now_s))
         self._want_capacity(selection, effects)
         return effects
@@ -214,11 +204,11 @@ class DispatchCore:
         instants = [since_s + self._policy.no_replica_grace_s for since_s in self._no_replica_since_s.values()]
         if self._prefill_ends:
             instants.append(self._prefill_ends[0][0])
-        for job in self._queue.oldest():
+        for job in self._books.queue.oldest():
             overdue_s = job.request.arrival_s + self._policy.max_wait_s
             if overdue_s > self._polled_s:
                 instants.append(overdue_s)
-        if (late := self._queue.next_deadline()) and late.request.deadline_s is not None:
+        if (late := self._books.queue.next_deadline()) and late.request.deadline_s is not None:
             instants.append(late.request.deadline_s)
         return min(instants, default=None)
 
@@ -230,44 +220,37 @@ class DispatchCore:
 
     @property
     def num_queued(self) -> int:
-        return self._queue.num_requests
+        return self._books.queue.num_requests
 
     @property
     def num_in_flight(self) -> int:
         """Calls that hold a slot."""
-        return len(self._calls)
+        return len(self._books.calls)
+
+    def knows(self, request_id: str) -> bool:
+        """Whether this request was admitted and hasn't ended."""
+        return request_id in self._books.jobs
 
     def in_flight_tokens(self, replica_id: str) -> int:
-        slots = self._replicas.get(replica_id)
+        slots = self._books.replicas.get(replica_id)
         return slots.in_flight_tokens if slots else 0
 
     def queued_by_lane(self) -> dict[Lane, int]:
-        return {lane: self._queue.num_in_lane(lane) for lane in Lane}
+        return self._books.queued_by_lane()
 
     def can_serve(self, model: str, exclude: Collection[str] = ()) -> bool:
         """Whether an available replica outside `exclude` serves this model: would a `requeue` find a place?"""
-        selection = Selection(self._policy, self._queue, self._replicas)
+        selection = self._selection()
         return any(True for _ in selection.eligible((model, None, frozenset(exclude))))
 
     def check_integrity(self) -> None:
         """Raises AssertionError where two records of the same fact differ. For tests, and for a check when idle."""
-        waiting = self._queue.jobs()
-        assert len(waiting) == self._queue.num_requests == sum(self.queued_by_lane().values())
-        assert sum(job.slot_tokens for job in waiting) == self._queue.num_tokens
-        assert {job.request.request_id for job in waiting} == {
-            request_id for request_id, job in self._jobs.items() if job.state is State.WAITING
-        }
-        held = {call_id for slots in self._replicas.values() for call_id in slots.calls}
-        assert held == set(self._calls)
-        for slots in self._replicas.values():
-            assert slots.in_flight_tokens == sum(call.slot_tokens for call in slots.calls.values())
-            assert slots.prefill_tokens == sum(call.prefill_tokens for call in slots.calls.values())
-        for call_id, job in self._calls.items():
-            assert job.call is not None
-            assert job.call.call_id == call_id
-            assert self._jobs[job.request.request_id] is job
+        self._books.check_integrity()
 
     # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _selection(self) -> Selection:
+        return Selection(self._policy, self._books.queue, self._books.replicas)
 
     def _estimate(self, job: Job) -> None:
         policy, request = self._policy, job.request
@@ -276,40 +259,25 @@ class DispatchCore:
         job.budget_tokens = policy.cost.budget_tokens(request.prompt_tokens, job.predicted_output_tokens)
         job.key = policy.ordering.key(arrival_s=request.arrival_s, cost_s=job.cost_s)
 
-    def _running(self, call_id: int) -> tuple[Job, RunningCall]:
-        job = self._calls.get(call_id)
-        if job is None or job.call is None:
-            raise LifecycleError(f"call {call_id} isn't running: it has ended, or never began")
-        return job, job.call
-
-    def _give_back(self, call: RunningCall) -> None:
-        slots = self._replicas[call.replica_id]
-        slots.give_back(call)
-        self._forget_if_removed(slots)
-
-    def _forget_if_removed(self, slots: ReplicaSlots) -> None:
-        if slots.is_removed and not slots.calls:
-            del self._replicas[slots.replica.replica_id]
-
     def _leave_queue(self, job: Job) -> None:
-        self._queue.remove(job)
-        if not self._queue.num_in_lane(job.lane):
+        self._books.queue.remove(job)
+        if not self._books.queue.num_in_lane(job.lane):
             self._policy.turns.emptied(job.lane)
 
     def _evict(self, job: Job, reason: Reason, effects: list[Effect]) -> None:
         self._leave_queue(job)
         job.move(Event.EVICT)
-        del self._jobs[job.request.request_id]
-        retry_after_s = self._drain_rate.seconds_for(self._queue.num_requests)
+        del self._books.jobs[job.request.request_id]
+        retry_after_s = self._drain_rate.seconds_for(self._books.queue.num_requests)
         effects.append(Evict(job.request.request_id, reason, retry_after_s))
 
     def _evict_late(self, now_s: float, effects: list[Effect]) -> None:
-        while (job := self._queue.next_deadline()) and (job.request.deadline_s or 0.0) <= now_s:
+        while (job := self._books.queue.next_deadline()) and (job.request.deadline_s or 0.0) <= now_s:
             self._evict(job, Reason.QUEUE_TIMEOUT, effects)
 
     def _evict_unservable(self, now_s: float, effects: list[Effect]) -> None:
-        selection = Selection(self._policy, self._queue, self._replicas)
-        pools = {pool for pool in self._queue.pools() if not any(True for _ in selection.eligible(pool))}
+        selection = self._selection()
+        pools = {pool for pool in self._books.queue.pools() if not any(True for _ in selection.eligible(pool))}
         for pool in self._no_replica_since_s.keys() - pools:
             self._no_replica_until_s[pool] = now_s
         self._no_replica_since_s = {pool: self._no_replica_since_s.get(pool, now_s) for pool in pools}
@@ -319,35 +287,35 @@ class DispatchCore:
             if now_s >= since_s + self._policy.no_replica_grace_s
         }
         if given_up:
-            for job in self._queue.jobs():
+            for job in self._books.queue.jobs():
                 if job.pool in given_up:
                     self._evict(job, Reason.NO_REPLICA, effects)
             self._no_replica_since_s = {p: s for p, s in self._no_replica_since_s.items() if p not in given_up}
 
     def _end_estimated_prefills(self, now_s: float) -> None:
         while self._prefill_ends and self._prefill_ends[0][0] <= now_s:
-            job = self._calls.get(heapq.heappop(self._prefill_ends)[1])
+            job = self._books.calls.get(heapq.heappop(self._prefill_ends)[1])
             if job is not None and job.call is not None:
-                self._replicas[job.call.replica_id].prefill_ended(job.call)
+                self._books.replicas[job.call.replica_id].prefill_ended(job.call)
 
     def _stop_prefills(self, effects: list[Effect]) -> None:
         running = (  # lazily: most policies never look
             RunningPrefill(call.call_id, job.request, call.replica_id, call.slice_end_tokens)
-            for job in self._calls.values()
+            for job in self._books.calls.values()
             if (call := job.call) is not None and job.state is State.CALLING
         )
-        for call_id in tuple(self._policy.slicing.stop(running, self._queue.num_requests > 0)):
-            job, call = self._running(call_id)
+        for call_id in tuple(self._policy.slicing.stop(running, self._books.queue.num_requests > 0)):
+            job, call = self._books.running(call_id)
             job.move(Event.STOP)
             effects.append(StopCall(call_id, job.request.request_id, call.replica_id))
 
     def _dispatch(self, job: Job, room: list[ReplicaSlots], now_s: float) -> Call:
         policy, request = self._policy, job.request
         replica_id, why = policy.routing.pick(request, [slots.load() for slots in room])
-        slots = self._replicas[replica_id]
+        slots = self._books.replicas[replica_id]
         if replica_id != job.pinned_replica_id:
             job.computed_tokens = 0  # what was computed lies in another replica's cache
-        others_wait = self._queue.num_requests > 1
+        others_wait = self._books.queue.num_requests > 1
         slice_end_tokens = policy.slicing.slice_end_tokens(request, job.computed_tokens, others_wait)
         prefill_tokens = (slice_end_tokens or request.prompt_tokens) - job.computed_tokens
         self._num_calls += 1
@@ -366,9 +334,7 @@ class DispatchCore:
             job.charged_to, job.charged_s = policy.turns, job.cost_s
         self._leave_queue(job)
         job.move(Event.DISPATCH)
-        job.call = call
-        self._calls[call.call_id] = job
-        slots.take(call)
+        self._books.start(job, call)
         waited_for = self._waited_for(job, now_s)
         self._latest_arrival_dispatched_s = max(self._latest_arrival_dispatched_s, request.arrival_s)
         return Call(call.call_id, request, replica_id, slice_end_tokens, job.lane, why, waited_for)
@@ -389,14 +355,14 @@ class DispatchCore:
             policy.output.learn(request, sample.output_tokens)
             computed_tokens = (sample.prompt_tokens or request.prompt_tokens) - (sample.cached_tokens or 0)
             actual_s = policy.cost.cost_s(computed_tokens, sample.output_tokens)
-        if job.charged_to is not None:
-            job.charged_to.charge(job.lane, actual_s - job.charged_s)
-            job.charged_to = None
+        assert job.charged_to is not None  # every call was charged when it was dispatched
+        job.charged_to.charge(job.lane, actual_s - job.charged_s)
+        job.charged_to = None
 
     def _want_capacity(self, selection: Selection, effects: list[Effect]) -> None:
         """Asks for what the heads of the queue need beyond the grants; once, until a grant comes."""
         for lane in Lane:
-            for job in self._queue.heads(lane):
+            for job in self._books.queue.heads(lane):
                 for slots in selection.under_caps(job):
                     tokens = slots.in_flight_tokens + job.slot_tokens
                     if not slots.is_granted(job.slot_tokens) and tokens > slots.asked_tokens:

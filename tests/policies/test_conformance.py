@@ -1,0 +1,139 @@
+"""What every policy must hold, whatever its parts: the suite that a new part passes before anything else."""
+
+import itertools
+import random
+
+import pytest
+
+from policies.builtin import ADMISSIONS, ORDERINGS, ROUTINGS, TURNS
+from policies.dispatch import DispatchCore
+from policies.types import Call, Outcome, Sample
+from tests.policies.support import FakeReplica, FakeRequest, World, make_core, random_requests
+
+COMPOSITIONS = list(itertools.product(ORDERINGS.names(), TURNS.names(), ADMISSIONS.names(), ROUTINGS.names()))
+REPLICAS = (
+    FakeReplica("r1", max_in_flight_tokens=5000, max_prefill_tokens=1000),
+    FakeReplica("r2", max_in_flight_tokens=3000, max_prefill_tokens=500),
+)
+
+
+def service_s(request: FakeRequest) -> float:
+    return 0.001 * request.prompt_tokens + 0.02 * (request.max_output_tokens or 0)
+
+
+def composed(
+    ordering: str,
+    lanes: str,
+    admission: str,
+    routing: str,
+    *,
+    replicas: tuple[FakeReplica, ...] = REPLICAS,
+    **wait: float,
+) -> DispatchCore:
+    options = {"cost": {"prefill_s_per_token": 0.001, "decode_s_per_token": 0.02}, "wait": wait}
+    return make_core(*replicas, ordering=ordering, lanes=lanes, admission=admission, routing=routing, options=options)
+
+
+@pytest.fixture
+def seed() -> int:
+    chosen = random.randrange(2**32)
+    print(f"seed {chosen}")
+    return chosen
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS, ids="+".join)
+class TestEveryPolicy:
+    def test_replays_exactly(self, composition: tuple[str, ...], seed: int) -> None:
+        """The same inputs give the same effects at the same instants."""
+        logs = []
+        for _ in range(2):
+            world = World(composed(*composition), service_s)
+            for request in random_requests(random.Random(seed), 150):
+                world.arrives(request)
+            world.run()
+            logs.append(world.log)
+        assert logs[0] == logs[1]
+
+    def test_loses_and_doubles_nothing(self, composition: tuple[str, ...], seed: int) -> None:
+        """Every request that was admitted ends exactly once, and at rest nothing is held."""
+        world = World(composed(*composition), service_s)
+        requests = random_requests(random.Random(seed), 200)
+        for request in requests:
+            world.arrives(request)
+        world.run()
+        assert sorted(world.ended) == sorted(request.request_id for request in requests)
+        assert world.core.num_queued == world.core.num_in_flight == 0
+        assert [world.core.in_flight_tokens(replica.replica_id) for replica in REPLICAS] == [0, 0]
+
+    def test_conserves_work(self, composition: tuple[str, ...], seed: int) -> None:
+        """After a poll no request waits for which a replica has room, unless an overdue one has it reserved."""
+
+        def nobody_could_go(core: DispatchCore, now_s: float) -> None:
+            assert core._selection().next(now_s) is None
+            idle = [slots for slots in core._books.replicas.values() if not slots.calls]
+            assert not (idle and core.num_queued), "a replica idles while a request waits"
+
+        world = World(composed(*composition), service_s, after_poll=nobody_could_go)
+        for request in random_requests(random.Random(seed), 200, rate_per_s=6.0):
+            world.arrives(request)
+        world.run()
+        assert len(world.dispatched_s) == 200
+
+    def test_bounds_starvation(self, composition: tuple[str, ...], seed: int) -> None:
+        """Once a request has waited max_wait_s, nothing that came after it starts before it on its only replica."""
+        max_wait_s = 5.0
+        world = World(composed(*composition, replicas=REPLICAS[:1], max_wait_s=max_wait_s), service_s)
+        requests = random_requests(random.Random(seed), 250, rate_per_s=5.0)
+        for request in requests:
+            world.arrives(request)
+        world.run()
+        went_s = world.dispatched_s
+        late = [request for request in requests if went_s[request.request_id] - request.arrival_s > max_wait_s]
+        assert late, "the load was to be heavy enough that some wait too long"
+        for request in late:
+            passed_by = [
+                other.request_id
+                for other in requests
+                if other.arrival_s > request.arrival_s
+                and request.arrival_s + max_wait_s < went_s[other.request_id] < went_s[request.request_id]
+            ]
+            assert passed_by == []
+
+    def test_survives_faults(self, composition: tuple[str, ...], seed: int) -> None:
+        """Random cancels, failures, retries and vanishing replicas: the books stay exact and everything ends."""
+        rng = random.Random(seed)
+        core = composed(*composition, no_replica_grace_s=1.0)
+        running: dict[int, Call] = {}
+        for index in range(600):
+            now_s = index * 0.05
+            action = rng.random()
+            if action < 0.4:
+                (request,) = random_requests(rng, 1)
+                core.offer(FakeRequest(**(request.__dict__ | {"request_id": f"q{index}", "arrival_s": now_s})), now_s)
+            elif action < 0.5 and index > 10:
+                core.cancel(f"q{rng.randrange(index)}", now_s)
+            elif action < 0.55:
+                replica = rng.choice(REPLICAS)
+                core.replica_changed(FakeReplica(**(replica.__dict__ | {"is_available": rng.random() < 0.7})), now_s)
+            elif running:
+                call = running.pop(rng.choice(sorted(running)))
+                request_id, outcome = call.request.request_id, rng.choice(list(Outcome))
+                core.call_ended(call.call_id, outcome, Sample(output_tokens=rng.randint(0, 50)), now_s)
+                if outcome is Outcome.DROPPED and rng.random() < 0.5 and core.knows(request_id):
+                    core.requeue(request_id, {"r1"}, now_s)
+                else:
+                    core.cancel(request_id, now_s)
+            running |= {effect.call_id: effect for effect in core.poll(now_s) if isinstance(effect, Call)}
+            core.check_integrity()
+        for replica in REPLICAS:
+            core.replica_changed(replica, 40.0)
+        now_s = 40.0
+        while core.num_queued or running:
+            for call_id in sorted(running):
+                core.call_ended(call_id, Outcome.SUCCESS, Sample(), now_s)
+                del running[call_id]
+            now_s += 1.0
+            running |= {effect.call_id: effect for effect in core.poll(now_s) if isinstance(effect, Call)}
+        core.check_integrity()
+        assert not any(core.knows(f"q{index}") for index in range(600))
+        assert core.num_in_flight == 0

@@ -1,0 +1,475 @@
+"""The contract of `DispatchCore`, input by input."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from policies.config import PolicySpec, build_policy
+from policies.dispatch import Admitted, DispatchCore, Rejected
+from policies.lifecycle import LifecycleError
+from policies.slicing import RunningPrefill
+from policies.types import Call, Evict, Lane, Outcome, Reason, RequestLike, Sample, StopCall, WantCapacity
+from tests.policies.support import FakeReplica, calls, make_core, offer, only_call
+
+ONE_AT_A_TIME = FakeReplica(max_prefill_tokens=1)
+
+
+class TestOffer:
+    def test_admits_with_lane_and_prediction(self) -> None:
+        """An admitted request learns its lane, why, and what output is expected of it."""
+        admitted = offer(make_core(), "a", prompt_tokens=100, max_output_tokens=7)
+        assert isinstance(admitted, Admitted)
+        assert (admitted.lane, admitted.predicted_output_tokens) == (Lane.INTERACTIVE, 7)
+        assert admitted.budget_tokens == pytest.approx(7 + 100 * 0.0001 / 0.025)
+        assert "of at most 300" in admitted.lane_why
+
+    def test_refuses_an_unknown_model(self) -> None:
+        """No replica serves it: waiting wouldn't help, so there is no Retry-After."""
+        assert offer(make_core(), "a", model="other") == Rejected(Reason.UNKNOWN_MODEL, None)
+
+    def test_refuses_an_id_that_is_still_known(self) -> None:
+        """Two requests with one id would share a slot."""
+        core = make_core()
+        offer(core, "a")
+        with pytest.raises(LifecycleError, match="offered already"):
+            offer(core, "a")
+
+    def test_turns_away_when_the_queue_is_full(self) -> None:
+        """The bound in requests holds, and Retry-After follows how fast calls ended so far."""
+        core = make_core(ONE_AT_A_TIME, options={"fixed": {"max_queued_requests": 2}})
+        for request_id in "abc":
+            offer(core, request_id)
+            core.poll(0.0)
+        assert offer(core, "d") == Rejected(Reason.QUEUE_FULL, 1.0)
+        assert not core.knows("d")
+        core.call_ended(1, Outcome.SUCCESS, Sample(), 5.0)
+        second = only_call(core.poll(5.0))
+        core.call_ended(second.call_id, Outcome.SUCCESS, Sample(), 15.0)
+        core.poll(15.0)
+        offer(core, "e", 15.0)
+        offer(core, "f", 15.0)
+        assert offer(core, "g", 15.0) == Rejected(Reason.QUEUE_FULL, 20.0)
+
+    def test_turns_away_by_tokens_unless_nothing_waits(self) -> None:
+        """The bound in tokens never refuses a request that would wait alone."""
+        core = make_core(ONE_AT_A_TIME, options={"fixed": {"max_queued_tokens": 25}})
+        offer(core, "a", prompt_tokens=1000)
+        core.poll(0.0)
+        assert isinstance(offer(core, "b", prompt_tokens=1000), Admitted)
+        assert offer(core, "c", prompt_tokens=20) == Rejected(Reason.QUEUE_FULL, 1.0)
+
+
+class TestDispatch:
+    def test_one_request_goes_at_once(self) -> None:
+        """With room, nothing waits; the effect says where, whole, and why there."""
+        core = make_core()
+        offer(core, "a", 1.0)
+        call = only_call(core.poll(1.0))
+        assert (call.replica_id, call.slice_end_tokens, call.waited_for) == ("r1", None, None)
+        assert "fewest tokens" in call.why
+        assert (core.num_queued, core.num_in_flight, core.in_flight_tokens("r1")) == (0, 1, 20)
+        assert core.policy_name == "drr+aged-sjf+fixed+least-tokens"
+
+    def test_holds_back_while_prefill_is_outstanding(self) -> None:
+        """Past the prefill bound no call starts until the first token; then the waiting one says it waited for room."""
+        core = make_core(FakeReplica(max_prefill_tokens=10))
+        offer(core, "a", prompt_tokens=10)
+        first = only_call(core.poll(0.0))
+        offer(core, "b", 1.0)
+        assert core.poll(1.0) == []
+        core.first_token(first.call_id, 2.0)
+        assert only_call(core.poll(2.0)).waited_for is Reason.CAPACITY
+
+    def test_estimates_the_end_of_a_prefill_that_reports_no_first_token(self) -> None:
+        """A whole answer holds the prefill bound for as long as the cost model says, not until it ends."""
+        core = make_core(FakeReplica(max_prefill_tokens=10), options={"cost": {"prefill_s_per_token": 0.1}})
+        offer(core, "a", prompt_tokens=10, streams=False)
+        core.poll(0.0)
+        offer(core, "b")
+        assert core.poll(0.5) == []
+        assert core.next_wakeup_s() == pytest.approx(1.0)
+        assert calls(core.poll(1.0)) == [("b", "r1")]
+
+    def test_an_estimated_prefill_may_outlive_its_call(self) -> None:
+        """The timer of a call that has ended already does nothing."""
+        core = make_core()
+        offer(core, "a", streams=False)
+        call = only_call(core.poll(0.0))
+        core.call_ended(call.call_id, Outcome.SUCCESS, Sample(), 0.0)
+        wakeup_s = core.next_wakeup_s()
+        assert wakeup_s is not None
+        assert core.poll(wakeup_s) == []
+        assert core.next_wakeup_s() is None
+
+    def test_caps_tokens_in_flight_but_never_an_idle_replica(self) -> None:
+        """A request over the cap goes alone; with it running, even a small one waits."""
+        core = make_core(FakeReplica(max_in_flight_tokens=50))
+        offer(core, "big", prompt_tokens=500)
+        call = only_call(core.poll(0.0))
+        core.first_token(call.call_id, 0.0)
+        offer(core, "small")
+        assert core.poll(0.0) == []
+        core.call_ended(call.call_id, Outcome.SUCCESS, Sample(), 1.0)
+        assert calls(core.poll(1.0)) == [("small", "r1")]
+
+    def test_a_slot_grows_with_what_is_generated_beyond_the_prediction(self) -> None:
+        """Progress above the prediction counts against the cap; below it, the prediction stands."""
+        core = make_core()
+        offer(core, "a", max_output_tokens=None)
+        call = only_call(core.poll(0.0))
+        assert core.in_flight_tokens("r1") == 10 + 256
+        core.progress(call.call_id, 100, 1.0)
+        assert core.in_flight_tokens("r1") == 10 + 256
+        core.progress(call.call_id, 300, 2.0)
+        assert core.in_flight_tokens("r1") == 10 + 300
+
+    def test_a_head_that_fits_nowhere_blocks_no_other_model(self) -> None:
+        """Models are pools: one whose replica is full leaves the others alone."""
+        core = make_core(FakeReplica("r1", max_prefill_tokens=1), FakeReplica("r2", frozenset({"n"})))
+        offer(core, "a")
+        offer(core, "b")
+        offer(core, "c", model="n")
+        assert calls(core.poll(0.0)) == [("a", "r1"), ("c", "r2")]
+
+    def test_adapters_are_eligibility(self) -> None:
+        """A request with an adapter goes only where that adapter is."""
+        core = make_core(FakeReplica("r1"), FakeReplica("r2", frozenset({"m", "lora"})))
+        offer(core, "a", adapter="lora")
+        assert calls(core.poll(0.0)) == [("a", "r2")]
+
+    def test_background_runs_on_idle_capacity_only(self) -> None:
+        """While anybody else waits for a replica, background work isn't started there."""
+        core = make_core(FakeReplica(max_in_flight_tokens=100), FakeReplica("r2", frozenset({"n"})))
+        offer(core, "running", prompt_tokens=60)
+        call = only_call(core.poll(0.0))
+        core.first_token(call.call_id, 0.0)
+        offer(core, "batch", declared_lane=Lane.BACKGROUND)
+        offer(core, "waits", prompt_tokens=60)
+        offer(core, "other", declared_lane=Lane.BACKGROUND, model="n")
+        assert calls(core.poll(0.0)) == [("other", "r2")]
+        core.call_ended(call.call_id, Outcome.SUCCESS, Sample(), 1.0)
+        assert calls(core.poll(1.0)) == [("waits", "r1"), ("batch", "r1")]
+
+    def test_an_overdue_request_reserves_its_replica(self) -> None:
+        """Too big for what is free and waiting too long: nothing else starts there until it fits."""
+        core = make_core(FakeReplica(max_in_flight_tokens=100), options={"wait": {"max_wait_s": 10.0}})
+        offer(core, "running", prompt_tokens=50)
+        call = only_call(core.poll(0.0))
+        core.first_token(call.call_id, 0.0)
+        offer(core, "big", prompt_tokens=80)
+        offer(core, "small", 1.0)
+        assert calls(core.poll(1.0)) == []  # the same lane: the smaller cost is no reason to pass an older one for ever
+        offer(core, "passes", 2.0, declared_lane=Lane.LONG)
+        assert calls(core.poll(2.0)) == [("passes", "r1")]
+        assert core.next_wakeup_s() == pytest.approx(10.0)
+        core.call_ended(2, Outcome.SUCCESS, Sample(), 11.0)
+        offer(core, "late", 11.0, declared_lane=Lane.LONG)
+        assert core.poll(11.0) == []
+        core.call_ended(call.call_id, Outcome.SUCCESS, Sample(), 12.0)
+        assert calls(core.poll(12.0))[0] == ("big", "r1")
+
+    def test_overdue_requests_of_one_replica_reserve_it_once(self) -> None:
+        """Two pools with overdue heads on one replica: the older holds it, the younger reserves nothing of its own."""
+        core = make_core(
+            FakeReplica(models=frozenset({"m", "n"}), max_in_flight_tokens=100), options={"wait": {"max_wait_s": 1.0}}
+        )
+        offer(core, "running", prompt_tokens=80)
+        call = only_call(core.poll(0.0))
+        core.first_token(call.call_id, 0.0)
+        offer(core, "older", 1.0, prompt_tokens=80)
+        offer(core, "younger", 2.0, prompt_tokens=80, model="n")
+        assert core.poll(9.0) == []
+        core.call_ended(call.call_id, Outcome.SUCCESS, Sample(), 10.0)
+        assert calls(core.poll(10.0)) == [("older", "r1")]
+
+    def test_says_when_others_went_first(self) -> None:
+        """A request passed by one that came later waited for its lane, not for capacity."""
+        core = make_core(ONE_AT_A_TIME, lanes="single")
+        offer(core, "a")
+        first = only_call(core.poll(0.0))
+        offer(core, "long", 1.0, prompt_tokens=3000, max_output_tokens=250)
+        offer(core, "short", 2.0)
+        core.first_token(first.call_id, 3.0)
+        second = only_call(core.poll(3.0))
+        core.first_token(second.call_id, 4.0)
+        third = only_call(core.poll(4.0))
+        assert (second.request.request_id, second.waited_for) == ("short", Reason.CAPACITY)
+        assert (third.request.request_id, third.waited_for) == ("long", Reason.LANE)
+
+
+class TestEnd:
+    def test_gives_the_slot_back_once(self) -> None:
+        """A second end of the same call raises and changes nothing."""
+        core = make_core()
+        offer(core, "a")
+        call = only_call(core.poll(0.0))
+        core.call_ended(call.call_id, Outcome.SUCCESS, Sample(), 1.0)
+        assert (core.num_in_flight, core.in_flight_tokens("r1"), core.knows("a")) == (0, 0, False)
+        with pytest.raises(LifecycleError, match="isn't running"):
+            core.call_ended(call.call_id, Outcome.SUCCESS, Sample(), 1.0)
+        core.check_integrity()
+
+    def test_first_token_comes_once(self) -> None:
+        """A second first token is a bug of the shell, and says what would have been possible."""
+        core = make_core()
+        offer(core, "a")
+        call = only_call(core.poll(0.0))
+        core.first_token(call.call_id, 1.0)
+        with pytest.raises(LifecycleError, match="first-token is not possible while streaming"):
+            core.first_token(call.call_id, 1.0)
+
+    def test_learns_output_lengths(self) -> None:
+        """After enough answers the prediction follows what was served, not the caller's bound."""
+        core = make_core()
+        for index in range(8):
+            offer(core, f"q{index}", max_output_tokens=500)
+            call = only_call(core.poll(float(index)))
+            core.call_ended(call.call_id, Outcome.SUCCESS, Sample(output_tokens=40), float(index))
+        assert offer(core, "next", max_output_tokens=500).predicted_output_tokens == 40
+
+    def test_a_failed_request_waits_again_elsewhere(self) -> None:
+        """Requeued, it keeps its arrival and never goes back to the replica that failed it."""
+        core = make_core(FakeReplica("r1"), FakeReplica("r2"))
+        offer(core, "a")
+        call = only_call(core.poll(0.0))
+        core.call_ended(call.call_id, Outcome.DROPPED, Sample(), 1.0)
+        assert core.num_in_flight == 0
+        assert core.can_serve("m", {"r1"})
+        assert not core.can_serve("m", {"r1", "r2"})
+        core.requeue("a", {"r1"}, 1.0)
+        assert calls(core.poll(1.0)) == [("a", "r2")]
+
+    def test_a_failed_request_can_be_given_up(self) -> None:
+        """Cancelled between calls, it is gone; to requeue it then raises."""
+        core = make_core()
+        offer(core, "a")
+        call = only_call(core.poll(0.0))
+        core.call_ended(call.call_id, Outcome.DROPPED, Sample(), 1.0)
+        core.cancel("a", 1.0)
+        assert not core.knows("a")
+        with pytest.raises(LifecycleError, match="has ended"):
+            core.requeue("a", (), 1.0)
+
+    def test_only_a_failed_request_can_be_requeued(self) -> None:
+        """A waiting request can't be made to wait twice."""
+        core = make_core()
+        offer(core, "a")
+        with pytest.raises(LifecycleError, match="requeue is not possible while waiting"):
+            core.requeue("a", (), 0.0)
+
+    def test_cancel_takes_a_waiting_request_out(self) -> None:
+        """Its place is free at once, and a second cancel is nothing."""
+        core = make_core(ONE_AT_A_TIME)
+        offer(core, "a")
+        core.poll(0.0)
+        offer(core, "b")
+        core.cancel("b", 1.0)
+        core.cancel("b", 1.0)
+        assert core.num_queued == 0
+        core.check_integrity()
+
+    @pytest.mark.parametrize("outcome", list(Outcome))
+    def test_cancel_leaves_the_slot_of_a_running_request_until_its_call_ends(self, outcome: Outcome) -> None:
+        """The replica is still busy with it; whatever the end, nothing remains."""
+        core = make_core()
+        offer(core, "a")
+        call = only_call(core.poll(0.0))
+        core.cancel("a", 1.0)
+        core.cancel("a", 1.0)
+        core.first_token(call.call_id, 1.0)
+        assert core.num_in_flight == 1
+        core.call_ended(call.call_id, outcome, Sample(), 2.0)
+        assert (core.num_in_flight, core.knows("a")) == (0, False)
+        core.check_integrity()
+
+
+class TestTime:
+    def test_evicts_what_waited_past_its_deadline(self) -> None:
+        """Undispatched by its deadline, a request leaves the queue with a reason."""
+        core = make_core(ONE_AT_A_TIME)
+        offer(core, "a")
+        core.poll(0.0)
+        offer(core, "gone", deadline_s=3.0)
+        offer(core, "b", deadline_s=4.0)
+        offer(core, "c", deadline_s=9.0)
+        core.cancel("gone", 1.0)
+        assert core.next_wakeup_s() == pytest.approx(4.0)
+        assert core.poll(4.0) == [Evict("b", Reason.QUEUE_TIMEOUT, 1.0)]
+        assert core.queued_by_lane()[Lane.INTERACTIVE] == 1
+
+    def test_gives_up_when_no_replica_comes_back(self) -> None:
+        """With nobody to serve them, requests wait for the grace and leave; those that go say why they waited."""
+        core = make_core(FakeReplica(is_available=False))
+        offer(core, "a")
+        assert core.poll(0.0) == []
+        assert core.next_wakeup_s() == pytest.approx(5.0)
+        assert core.poll(5.0) == [Evict("a", Reason.NO_REPLICA, 1.0)]
+        offer(core, "b", 6.0)
+        core.poll(6.0)
+        core.replica_changed(FakeReplica(), 7.0)
+        assert only_call(core.poll(7.0)).waited_for is Reason.NO_REPLICA
+
+    def test_gives_up_only_those_without_a_replica(self) -> None:
+        """Other models' requests stay."""
+        core = make_core(
+            FakeReplica("r1", is_available=False), FakeReplica("r2", frozenset({"n"}), max_prefill_tokens=1)
+        )
+        offer(core, "a")
+        offer(core, "b", model="n")
+        offer(core, "c", model="n")
+        core.poll(0.0)
+        assert core.poll(5.0) == [Evict("a", Reason.NO_REPLICA, 1.0)]
+        assert core.num_queued == 1
+
+    def test_nothing_to_do_needs_no_timer(self) -> None:
+        """An idle core never wakes."""
+        assert make_core().next_wakeup_s() is None
+
+
+class TestReplicas:
+    def test_a_removed_replica_gets_nothing_more_and_is_forgotten_when_empty(self) -> None:
+        """Its running call ends normally; new requests go elsewhere."""
+        core = make_core(FakeReplica("r1"), FakeReplica("r2"))
+        offer(core, "a")
+        call = only_call(core.poll(0.0))
+        core.replica_removed("r1", 0.0)
+        core.replica_removed("r2", 0.0)
+        assert offer(core, "b") == Rejected(Reason.UNKNOWN_MODEL, None) or core.poll(0.0) == []
+        assert core.in_flight_tokens("r1") == 20
+        core.call_ended(call.call_id, Outcome.SUCCESS, Sample(), 1.0)
+        assert core.in_flight_tokens("r1") == 0
+
+    def test_a_replica_that_comes_back_serves_again(self) -> None:
+        """Removed while busy and announced again before its call ended: its books go on."""
+        core = make_core()
+        offer(core, "a")
+        core.poll(0.0)
+        core.replica_removed("r1", 0.0)
+        core.replica_changed(FakeReplica(), 1.0)
+        offer(core, "b", 1.0)
+        assert calls(core.poll(1.0)) == [("b", "r1")]
+        assert core.in_flight_tokens("r1") == 40
+
+    def test_dispatches_only_against_granted_capacity(self) -> None:
+        """Without a grant it asks, once, for what the head needs; with it, the request goes."""
+        core = make_core(FakeReplica(), grant=False)
+        offer(core, "a")
+        (want,) = core.poll(0.0)
+        assert isinstance(want, WantCapacity)
+        assert (want.replica_id, want.tokens) == ("r1", 20)
+        assert core.poll(0.0) == []
+        core.capacity_granted("r1", 30, 1.0)
+        assert calls(core.poll(1.0)) == [("a", "r1")]
+        offer(core, "b", 2.0)
+        (want,) = core.poll(2.0)
+        assert isinstance(want, WantCapacity)
+        assert want.tokens == 40
+        core.capacity_granted("r1", None, 3.0)
+        assert calls(core.poll(3.0)) == [("b", "r1")]
+
+
+class TestPolicyChange:
+    def test_re_keys_what_waits(self) -> None:
+        """Flipped from shortest-first to arrival order, the queue follows; what runs is settled by the old policy."""
+        core = make_core(ONE_AT_A_TIME, lanes="single")
+        offer(core, "a")
+        running = only_call(core.poll(0.0))
+        offer(core, "long", 1.0, prompt_tokens=3000)
+        offer(core, "short", 2.0)
+        core.set_policy(build_policy(PolicySpec(ordering="fcfs", lanes="single")), 3.0)
+        assert core.policy_name == "single+fcfs+fixed+least-tokens"
+        core.call_ended(running.call_id, Outcome.SUCCESS, Sample(output_tokens=3), 3.0)
+        assert calls(core.poll(3.0)) == [("long", "r1")]
+        core.check_integrity()
+
+
+class ScriptedSlices:
+    """Cuts every prompt over 100 tokens into slices of 100 while others wait, and stops prefills that run then."""
+
+    name = "scripted"
+
+    def slice_end_tokens(self, request: RequestLike, computed_tokens: int, others_wait: bool) -> int | None:
+        end_tokens = computed_tokens + 100
+        return end_tokens if end_tokens < request.prompt_tokens and others_wait else None
+
+    def stop(self, running: Iterable[RunningPrefill], others_wait: bool) -> Sequence[int]:
+        long = [prefill.call_id for prefill in running if prefill.request.prompt_tokens > 100]
+        return long if others_wait else []
+
+
+class TestSlices:
+    """The core carries what slicing needs; the policy that uses it comes on top, without a change here."""
+
+    @pytest.fixture
+    def core(self) -> DispatchCore:
+        policy = replace(build_policy(PolicySpec(ordering="fcfs", lanes="single")), slicing=ScriptedSlices())
+        core = DispatchCore(policy)
+        for replica in (FakeReplica("r1", max_prefill_tokens=1), FakeReplica("r2", is_available=False)):
+            core.replica_changed(replica, 0.0)
+            core.capacity_granted(replica.replica_id, None, 0.0)
+        return core
+
+    def test_stops_a_prefill_and_resumes_it_in_slices_on_the_same_replica(self, core: DispatchCore) -> None:
+        """A short request arrives: the running long prefill is stopped, goes on in slices, then whole."""
+        offer(core, "long", prompt_tokens=250)
+        whole = only_call(core.poll(0.0))
+        assert whole.slice_end_tokens is None
+        offer(core, "short", 1.0)
+        assert core.poll(1.0) == [StopCall(whole.call_id, "long", "r1")]
+        core.replica_changed(FakeReplica("r2", max_prefill_tokens=1), 1.5)
+        core.call_ended(whole.call_id, Outcome.IGNORED, Sample(), 2.0)
+        effects = core.poll(2.0)
+        assert calls(effects) == [("long", "r1"), ("short", "r2")]
+        first = effects[0]
+        assert isinstance(first, Call)
+        assert first.slice_end_tokens == 100
+        assert core.in_flight_tokens("r1") == 100
+        core.progress(first.call_id, 1, 2.5)  # the one token that a slice generates isn't the request's
+        assert core.in_flight_tokens("r1") == 100
+        core.call_ended(first.call_id, Outcome.SUCCESS, Sample(), 3.0)
+        last = only_call(core.poll(3.0))
+        assert (last.replica_id, last.slice_end_tokens) == ("r1", None)
+        core.call_ended(last.call_id, Outcome.SUCCESS, Sample(), 4.0)
+        assert not core.knows("long")
+        core.check_integrity()
+
+    def test_starts_over_when_the_replica_with_the_slices_is_gone(self, core: DispatchCore) -> None:
+        """What was computed lies in another replica's cache: the next call is elsewhere and from the start."""
+        offer(core, "long", prompt_tokens=250)
+        offer(core, "short", 0.5)
+        first = only_call(core.poll(0.5))
+        core.call_ended(first.call_id, Outcome.SUCCESS, Sample(), 1.0)
+        core.replica_changed(FakeReplica("r1", is_available=False), 1.0)
+        core.replica_changed(FakeReplica("r2", max_prefill_tokens=1), 1.0)
+        again = only_call(core.poll(1.0))
+        assert (again.replica_id, again.slice_end_tokens) == ("r2", 100)
+
+    def test_an_answer_quicker_than_the_stop_is_the_end(self, core: DispatchCore) -> None:
+        """A stopped call that was answered after all ends its request."""
+        offer(core, "long", prompt_tokens=250)
+        whole = only_call(core.poll(0.0))
+        offer(core, "short", 1.0)
+        core.poll(1.0)
+        core.first_token(whole.call_id, 1.1)
+        core.call_ended(whole.call_id, Outcome.SUCCESS, Sample(), 1.2)
+        assert not core.knows("long")
+
+    def test_a_cancelled_slice_is_the_end(self, core: DispatchCore) -> None:
+        """The client left during a slice: no further slice is sent."""
+        offer(core, "long", prompt_tokens=250)
+        offer(core, "short", 0.5)
+        first = only_call(core.poll(0.5))
+        core.cancel("long", 1.0)
+        core.call_ended(first.call_id, Outcome.SUCCESS, Sample(), 1.0)
+        assert calls(core.poll(1.0)) == [("short", "r1")]
+        assert not core.knows("long")
+
+    def test_a_failed_slice_is_left_to_the_shell(self, core: DispatchCore) -> None:
+        """A replica that drops a slice is treated like any failed call."""
+        offer(core, "long", prompt_tokens=250)
+        offer(core, "short", 0.5)
+        first = only_call(core.poll(0.5))
+        core.call_ended(first.call_id, Outcome.DROPPED, Sample(), 1.0)
+        core.requeue("long", {"r1"}, 1.0)
+        assert calls(core.poll(1.0)) == [("short", "r1")]

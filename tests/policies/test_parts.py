@@ -1,0 +1,317 @@
+"""Each policy part by itself."""
+
+import random
+from typing import ClassVar
+
+import pytest
+
+from policies.config import PolicyConfigError, PolicySpec, build_policy
+from policies.drain_rate import DrainRate
+from policies.estimate.output import OutputQuantiles
+from policies.estimate.window import RecentQuantiles
+from policies.fairness.drr import ROUND, DeficitRoundRobin
+from policies.job import Job
+from policies.lanes import BudgetLanes
+from policies.lifecycle import TRANSITIONS, Event, LifecycleError, State, after
+from policies.ordering.aged_sjf import AgedSjf
+from policies.ordering.fcfs import Fcfs
+from policies.queue import WaitingQueue
+from policies.registry import Option, Part, Registry
+from policies.routing.least_tokens import LeastTokens
+from policies.routing.port import ReplicaLoad
+from policies.routing.round_robin import RoundRobin
+from policies.types import Lane
+from tests.policies.support import FakeRequest
+
+
+class TestLifecycle:
+    def test_refuses_what_is_not_in_the_table(self) -> None:
+        """Every pair outside the table raises; an ended request allows nothing."""
+        refused = [(s, e) for s in State for e in Event if (s, e) not in TRANSITIONS]
+        assert len(refused) > 20
+        for state, event in refused:
+            with pytest.raises(LifecycleError):
+                after(state, event)
+        with pytest.raises(LifecycleError, match=r"possible: nothing"):
+            after(State.ENDED, Event.CANCEL)
+
+    def test_every_state_can_end(self) -> None:
+        """From any state there is a way to ENDED: nothing can be stuck."""
+        can_end = {State.ENDED}
+        for _ in State:
+            can_end |= {state for (state, _), following in TRANSITIONS.items() if following in can_end}
+        assert can_end == set(State)
+
+
+class TestOrderings:
+    def test_fcfs_is_arrival(self) -> None:
+        """Cost means nothing, nobody is passed."""
+        assert Fcfs().key(arrival_s=1.0, cost_s=99.0) < Fcfs().key(arrival_s=2.0, cost_s=0.1)
+        assert Fcfs().overtaking_bound_s(10.0) == 0.0
+
+    def test_aged_sjf_bounds_overtaking(self) -> None:
+        """Inside the bound a cheap request passes a dear one; from the bound on it doesn't."""
+        order = AgedSjf(ageing=0.1)
+        dear = order.key(arrival_s=0.0, cost_s=5.0)
+        bound_s = order.overtaking_bound_s(5.0)
+        assert order.key(arrival_s=bound_s - 0.1, cost_s=0.0) < dear
+        assert order.key(arrival_s=bound_s + 0.1, cost_s=0.0) > dear
+
+
+class TestDeficitRoundRobin:
+    QUANTA: ClassVar = dict(zip(ROUND, (0.5, 0.3, 0.2, 0.1), strict=True))
+
+    def serve(self, drr: DeficitRoundRobin, costs_s: dict[Lane, float], count: int) -> dict[Lane, float]:
+        served = dict.fromkeys(costs_s, 0.0)
+        for _ in range(count):
+            lane = drr.next_lane({lane: (0.0, cost_s) for lane, cost_s in costs_s.items()})
+            drr.charge(lane, costs_s[lane])
+            served[lane] += costs_s[lane]
+        return served
+
+    def test_shares_work_by_quantum(self) -> None:
+        """Backlogged lanes get replica time 5 : 3 : 2, whatever their requests cost."""
+        served = self.serve(
+            DeficitRoundRobin(self.QUANTA), {Lane.INTERACTIVE: 0.05, Lane.STANDARD: 0.4, Lane.LONG: 3.0}, 2000
+        )
+        total = sum(served.values())
+        assert served[Lane.INTERACTIVE] / total == pytest.approx(0.5, abs=0.03)
+        assert served[Lane.STANDARD] / total == pytest.approx(0.3, abs=0.03)
+        assert served[Lane.LONG] / total == pytest.approx(0.2, abs=0.03)
+
+    def test_bounds_how_long_a_lane_waits(self) -> None:
+        """A long head is served after at most ceil(cost / quantum) rounds of the others."""
+        drr = DeficitRoundRobin(self.QUANTA)
+        costs_s = {Lane.INTERACTIVE: 0.05, Lane.LONG: 3.0}
+        waited_s = 0.0
+        while (lane := drr.next_lane({lane: (0.0, cost) for lane, cost in costs_s.items()})) is not Lane.LONG:
+            drr.charge(lane, costs_s[lane])
+            waited_s += costs_s[lane]
+        rounds = 3.0 / 0.2
+        assert waited_s <= rounds * (0.5 + 0.05)
+
+    def test_a_lane_alone_is_served_at_once(self) -> None:
+        """However small the quantum against the cost."""
+        drr = DeficitRoundRobin(dict.fromkeys(ROUND, 1e-9))
+        assert drr.next_lane({Lane.LONG: (0.0, 100.0)}) is Lane.LONG
+
+    def test_credit_is_lost_and_debt_kept_when_a_lane_empties(self) -> None:
+        """A lane can't save up while idle, nor shed what it owes."""
+        drr = DeficitRoundRobin(self.QUANTA)
+        drr.next_lane({Lane.INTERACTIVE: (0.0, 0.1)})
+        drr.emptied(Lane.INTERACTIVE)
+        assert drr._deficit_s[Lane.INTERACTIVE] == 0.0
+        drr.charge(Lane.INTERACTIVE, 2.0)
+        drr.emptied(Lane.INTERACTIVE)
+        assert drr._deficit_s[Lane.INTERACTIVE] == -2.0
+        assert self.serve(drr, {Lane.INTERACTIVE: 0.1, Lane.STANDARD: 0.1}, 3)[Lane.INTERACTIVE] == 0.0
+
+    def test_background_has_no_account(self) -> None:
+        """Idle capacity is free."""
+        drr = DeficitRoundRobin(self.QUANTA)
+        drr.charge(Lane.BACKGROUND, 5.0)
+        drr.emptied(Lane.BACKGROUND)
+        assert Lane.BACKGROUND not in drr._deficit_s
+
+
+class TestRoutings:
+    LOADS = (ReplicaLoad("r1", 50, 0, 2), ReplicaLoad("r2", 10, 0, 1), ReplicaLoad("r3", 10, 0, 1))
+
+    def test_least_tokens_spreads_ties(self) -> None:
+        """The least loaded goes first, and equals take turns."""
+        routing = LeastTokens()
+        picked = [routing.pick(FakeRequest(), self.LOADS)[0] for _ in range(4)]
+        assert picked == ["r2", "r3", "r2", "r3"]
+
+    def test_round_robin_takes_turns_among_those_with_room(self) -> None:
+        """In order of id, skipping who is missing, and round again."""
+        routing = RoundRobin()
+        picked = [routing.pick(FakeRequest(), self.LOADS)[0] for _ in range(2)]
+        picked += [routing.pick(FakeRequest(), loads)[0] for loads in (self.LOADS[:1], self.LOADS[1:], self.LOADS)]
+        assert picked == ["r1", "r2", "r1", "r2", "r3"]
+
+
+class TestLanes:
+    def lanes(self, **options: object) -> BudgetLanes:
+        return build_policy(PolicySpec(options={"lane-cuts": options})).lanes
+
+    def test_cuts_follow_recent_budgets(self) -> None:
+        """Enough seen, the cuts are the 60th and 90th percentile."""
+        lanes = self.lanes(min_samples=10)
+        for budget in range(1, 101):
+            request = FakeRequest()
+            lanes.observe(lanes.classify(request, budget), request, budget)
+        assert lanes.cuts() == (60, 90)
+        assert [lanes.classify(FakeRequest(), b).lane for b in (60, 90, 91)] == [
+            Lane.INTERACTIVE,
+            Lane.STANDARD,
+            Lane.LONG,
+        ]
+
+    def test_fixed_cuts_replace_learned_ones(self) -> None:
+        """Configured cuts don't move; a standard cut below the interactive one gives no standard lane."""
+        lanes = self.lanes(interactive_max_tokens=5, standard_max_tokens=3)
+        assert lanes.cuts() == (5, 5)
+        assert lanes.classify(FakeRequest(), 6).lane is Lane.LONG
+
+    def test_overlong_is_by_prompt(self) -> None:
+        """A prompt over the configured length is overlong, declared interactive or not."""
+        lanes = self.lanes(overlong_prompt_tokens=1000)
+        assert lanes.classify(FakeRequest(prompt_tokens=1001), 1).lane is Lane.OVERLONG
+        declared = FakeRequest(prompt_tokens=1001, declared_lane=Lane.INTERACTIVE)
+        assert lanes.classify(declared, 5000).lane is Lane.OVERLONG
+
+    def test_a_declared_lane_is_believed(self) -> None:
+        """Up or down."""
+        lanes = self.lanes()
+        assert lanes.classify(FakeRequest(declared_lane=Lane.BACKGROUND), 1).lane is Lane.BACKGROUND
+        assert lanes.classify(FakeRequest(declared_lane=Lane.INTERACTIVE), 1).lane is Lane.INTERACTIVE
+
+    def test_declared_interactive_has_a_size_limit(self) -> None:
+        """Far over the lane, it is moved down and told so."""
+        decision = self.lanes().classify(FakeRequest(declared_lane=Lane.INTERACTIVE), 6001)
+        assert decision.lane is Lane.LONG
+        assert decision.why == "declared interactive, but its budget of 6001 is over 6000"
+
+    def test_declared_interactive_has_a_share(self) -> None:
+        """Large declared requests may take up to their share of the recent work, then their size decides."""
+        lanes = self.lanes(declared_max_share=0.5)
+        plain, declared = FakeRequest(), FakeRequest(declared_lane=Lane.INTERACTIVE)
+        lanes.observe(lanes.classify(plain, 1000), plain, 1000)
+        first = lanes.classify(declared, 900)
+        lanes.observe(first, declared, 900)
+        second = lanes.classify(declared, 900)
+        assert first.lane is Lane.INTERACTIVE
+        assert (second.lane, second.why) == (
+            Lane.STANDARD,
+            "declared interactive, but over the share of 50% of the work",
+        )
+
+
+class TestEstimates:
+    def test_quantiles_of_the_most_recent(self) -> None:
+        """The window slides; quantiles match a sort of what is in it."""
+        seed = random.randrange(2**32)
+        print(f"seed {seed}")
+        rng = random.Random(seed)
+        window, seen = RecentQuantiles(50), []
+        for _ in range(500):
+            value = float(rng.randrange(20))
+            window.add(value)
+            seen.append(value)
+            recent = sorted(seen[-50:])
+            assert len(window) == len(recent)
+            for q in (0.001, 0.5, 0.9, 1.0):
+                at_or_below = sum(v <= window.quantile(q) for v in recent) / len(recent)
+                assert at_or_below >= q
+                assert window.quantile(q) in recent
+
+    def output(self, **options: int) -> OutputQuantiles:
+        given = {"quantile": 0.5, "prior_tokens": 100, "window": 10, "min_samples": 2, "max_keys": 2} | options
+        return OutputQuantiles(**given)  # type: ignore[arg-type]
+
+    def test_output_prediction_falls_back_from_kind_to_pool_to_prior(self) -> None:
+        """A kind with enough history answers for itself, else everybody's, else the prior; the bound always holds."""
+        output = self.output()
+        request = FakeRequest(tenant="a", max_output_tokens=None)
+        assert output.predict(request) == 100
+        output.learn(request, 30)
+        assert output.predict(request) == 100
+        output.learn(request, 40)
+        assert output.predict(request) == 30
+        assert output.predict(FakeRequest(tenant="b", max_output_tokens=None)) == 30
+        assert output.predict(FakeRequest(tenant="a", max_output_tokens=5)) == 5
+
+    def test_output_history_is_bounded_in_kinds(self) -> None:
+        """The kind least recently learned from is forgotten."""
+        output = self.output()
+        for tenant in ("a", "b", "a", "c"):
+            output.learn(FakeRequest(tenant=tenant), 10)
+        assert {key[0] for key in output._by_key} == {"a", "c"}
+
+    def test_drain_rate_says_one_second_until_it_knows(self) -> None:
+        """One end is no interval yet."""
+        rate = DrainRate()
+        rate.ended(5.0)
+        assert rate.seconds_for(100) == 1.0
+        rate.ended(7.0)
+        assert rate.seconds_for(100) == 200.0
+
+
+class TestQueue:
+    def test_memory_follows_what_waits(self) -> None:
+        """Thousands of cancelled requests leave no trace behind the few that still wait."""
+        queue = WaitingQueue()
+        keeper = Job(FakeRequest("keeper", arrival_s=0.0, deadline_s=1e9), 0)
+        queue.add(keeper)
+        for index in range(1, 2000):
+            job = Job(FakeRequest(f"q{index}", arrival_s=float(index), deadline_s=1e6 + index), index)
+            job.key = float(index)
+            queue.add(job)
+            queue.remove(job)
+        assert queue.jobs() == [keeper]
+        heaps = [*queue._by_lane[keeper.lane].values(), *queue._by_arrival.values(), queue._by_deadline]
+        assert max(len(heap) for heap in heaps) < 100
+
+    def test_heads_skip_what_left(self) -> None:
+        """The first of a lane is the first that is still there."""
+        queue = WaitingQueue()
+        jobs = [Job(FakeRequest(f"q{index}", arrival_s=float(index)), index) for index in range(3)]
+        for job in jobs:
+            job.key = float(job.seq)
+            queue.add(job)
+        queue.remove(jobs[0])
+        assert list(queue.heads(Lane.STANDARD)) == [jobs[1]]
+        assert queue.oldest() == [jobs[1]]
+
+
+class TestConfig:
+    @pytest.mark.parametrize(
+        ("spec", "key", "allowed"),
+        [
+            (PolicySpec(ordering="lifo"), "ordering", "aged-sjf, fcfs"),
+            (PolicySpec(lanes="x"), "lanes", "drr, single"),
+            (PolicySpec(admission="x"), "admission", "fixed"),
+            (PolicySpec(routing="x"), "routing", "least-tokens, round-robin"),
+            (PolicySpec(options={"fcfs": {}}), "options.fcfs", "aged-sjf, cost"),
+            (PolicySpec(options={"drr": 3}), "options.drr", "a mapping"),  # type: ignore[dict-item]
+            (PolicySpec(options={"drr": {"x": 1}}), "options.drr.x", "interactive_s, long_s"),
+            (PolicySpec(ordering="fcfs", options={"round-robin": {}}), "options.round-robin", "cost"),
+            (
+                PolicySpec(routing="round-robin", options={"round-robin": {"x": 1}}),
+                "options.round-robin.x",
+                "no options",
+            ),
+            (PolicySpec(options={"aged-sjf": {"ageing": 0}}), "options.aged-sjf.ageing", "a number above 0"),
+            (PolicySpec(options={"aged-sjf": {"ageing": float("nan")}}), "options.aged-sjf.ageing", "a number"),
+            (PolicySpec(options={"aged-sjf": {"ageing": True}}), "options.aged-sjf.ageing", "a number"),
+            (PolicySpec(options={"output": {"quantile": 1.5}}), "options.output.quantile", "at most 1"),
+            (PolicySpec(options={"output": {"window": 2.5}}), "options.output.window", "a whole number at least 1"),
+            (
+                PolicySpec(options={"lane-cuts": {"declared_max_share": -1}}),
+                "options.lane-cuts.declared_max_share",
+                "0",
+            ),
+            (PolicySpec(options={"wait": {"max_wait_s": None}}), "options.wait.max_wait_s", "a number above 0"),
+        ],
+    )
+    def test_an_error_names_key_value_and_choices(self, spec: PolicySpec, key: str, allowed: str) -> None:
+        """A policy that can't be built says what is wrong and what would be right."""
+        with pytest.raises(PolicyConfigError) as caught:
+            build_policy(spec)
+        assert caught.value.key == key
+        assert allowed in caught.value.allowed
+        assert repr(caught.value.value) in str(caught.value)
+
+    def test_options_reach_their_part(self) -> None:
+        """What is configured is what decides; null where it is allowed."""
+        policy = build_policy(
+            PolicySpec(options={"wait": {"max_wait_s": 7}, "lane-cuts": {"overlong_prompt_tokens": None}})
+        )
+        assert policy.max_wait_s == 7
+        assert Option(None, "", may_be_none=True, whole=True).allowed == "a whole number or null"
+
+    def test_a_duplicate_name_is_refused(self) -> None:
+        """Two parts of one name would hide one of them."""
+        with pytest.raises(ValueError, match="listed twice"):
+            Registry("ordering", [Part("fcfs", Fcfs), Part("fcfs", Fcfs)])
