@@ -1,0 +1,1 @@
+"""The HTTP face of the engine: OpenAI's routes, with vLLM's additions."""

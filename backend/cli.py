@@ -1,0 +1,129 @@
+"""`tailgate-backend`: the bundled engine as an OpenAI-compatible server."""
+
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from .server import ServedModel, build_app
+from .serving import bind, run, url_of
+from .settings import DEFAULT_KV_CACHE_BYTES, DTYPES, EngineSettings, SettingsError, build_engine
+from .weights import EMBEDDED, load_model
+
+app = typer.Typer(
+    help="The bundled engine: a small continuous-batching server for one model, on the CPU, with OpenAI's routes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def commands() -> None:
+    """The bundled engine: a small continuous-batching server for one model, on the CPU, with OpenAI's routes."""
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str, typer.Option(help='What to serve: "embedded" (SmolLM2-135M-Instruct), a .gguf file or a folder.')
+    ] = EMBEDDED,
+    host: Annotated[str, typer.Option(help="Address to listen on. There is no authentication: keep it private.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one, shown when ready.")] = 8001,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="Name in requests, may be repeated; the first one is the default.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help=f"Type of weights and KV cache: {', '.join(DTYPES)}.")] = "bfloat16",
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(min=2, help="Longest prompt plus answer in tokens. Default: what model and KV cache allow."),
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int,
+        typer.Option(min=1, help="Tokens computed in one step. Larger: prompts go faster, streams pause longer."),
+    ] = 512,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences that run at once; others wait.")] = 32,
+    block_size: Annotated[
+        int, typer.Option(min=1, help="Tokens of one KV block, the unit of memory and of prefix caching.")
+    ] = 16,
+    num_blocks: Annotated[int | None, typer.Option(min=1, help="KV blocks. Default: see --kv-cache-bytes.")] = None,
+    kv_cache_bytes: Annotated[
+        int | None, typer.Option(min=1, help=f"Memory of the KV cache. Default: {DEFAULT_KV_CACHE_BYTES} (1 GiB).")
+    ] = None,
+    policy: Annotated[
+        str,
+        typer.Option(help="Who goes first: fcfs (arrival) or priority (field `priority`, lower first, then arrival)."),
+    ] = "fcfs",
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads of one matrix product. One is often faster than two for small models."),
+    ] = None,
+    no_prefix_caching: Annotated[
+        bool, typer.Option("--no-prefix-caching", help="Compute every prompt from its first token.")
+    ] = False,
+    export_tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="Write tokenizer.json and tokenizer_config.json here, for gateways that count tokens."),
+    ] = None,
+) -> None:
+    """Load a model and serve it until SIGINT or SIGTERM.
+
+    Prints one line to stdout when it takes requests: `tailgate-backend ready url=URL model=NAME`. Try then:
+
+    curl URL/v1/chat/completions -d '{"messages": [{"role": "user", "content": "The capital of France is"}]}'
+    """
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    if dtype not in DTYPES:
+        raise _usage(f"--dtype is {dtype!r}; known: {', '.join(DTYPES)}")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        sock = bind(host, port)
+    except OSError as error:
+        raise _usage(f"can't listen on {host}:{port}: {error}") from error
+    try:
+        loaded = load_model(model, dtype=DTYPES[dtype], progress=_progress)
+        names = served_model_name or [loaded.name]
+        settings = EngineSettings(
+            max_model_len=max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            kv_cache_bytes=kv_cache_bytes,
+            policy=policy,
+            enable_prefix_caching=not no_prefix_caching,
+        )
+        engine, metrics = build_engine(loaded, settings, names[0])
+    except SettingsError as error:
+        raise _usage(str(error)) from error
+    except ValueError as error:
+        raise _usage(f"can't load {model}: {error}") from error
+    if export_tokenizer is not None:
+        loaded.tokenizer.export(export_tokenizer)
+        _progress(f"tokenizer written to {export_tokenizer}")
+    served = ServedModel(names=names, root=model, tokenizer=loaded.tokenizer, created_s=int(time.time()))
+    run(build_app(engine, metrics, served), sock, lambda: _ready(url_of(sock), names[0]))
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _ready(url: str, name: str) -> None:
+    print(f"tailgate-backend ready url={url} model={name}", flush=True)
+
+
+def _usage(message: str) -> typer.BadParameter:
+    return typer.BadParameter(message)
