@@ -189,11 +189,11 @@ class DispatchCore:
         """Everything that can be done now. The core counts it as done: the shell must perform each effect."""
         self._polled_s = now_s
         effects: list[Effect] = []
+        selection = self._selection()
         self._evict_late(now_s, effects)
-        self._evict_unservable(now_s, effects)
+        self._evict_unservable(selection, now_s, effects)
         self._end_estimated_prefills(now_s)
         self._stop_prefills(effects)
-        selection = self._selection()
         while self._books.queue.num_requests and (choice := selection.next(now_s)):
             effects.append(self._dispatch(*choice, now_s))
         self._want_capacity(selection, effects)
@@ -240,8 +240,7 @@ class DispatchCore:
 
     def can_serve(self, model: str, exclude: Collection[str] = ()) -> bool:
         """Whether an available replica outside `exclude` serves this model: would a `requeue` find a place?"""
-        selection = self._selection()
-        return any(True for _ in selection.eligible((model, None, frozenset(exclude))))
+        return bool(self._selection().eligible((model, None, frozenset(exclude))))
 
     def check_integrity(self) -> None:
         """Raises AssertionError where two records of the same fact differ. For tests, and for a check when idle."""
@@ -275,9 +274,8 @@ class DispatchCore:
         while (job := self._books.queue.next_deadline()) and (job.request.deadline_s or 0.0) <= now_s:
             self._evict(job, Reason.QUEUE_TIMEOUT, effects)
 
-    def _evict_unservable(self, now_s: float, effects: list[Effect]) -> None:
-        selection = self._selection()
-        pools = {pool for pool in self._books.queue.pools() if not any(True for _ in selection.eligible(pool))}
+    def _evict_unservable(self, selection: Selection, now_s: float, effects: list[Effect]) -> None:
+        pools = {pool for pool in self._books.queue.pools() if not selection.eligible(pool)}
         for pool in self._no_replica_since_s.keys() - pools:
             self._no_replica_until_s[pool] = now_s
         self._no_replica_since_s = {pool: self._no_replica_since_s.get(pool, now_s) for pool in pools}

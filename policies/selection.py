@@ -1,6 +1,6 @@
 """Which waiting request goes next, and where it can go."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from .job import Job, PoolKey
 from .policy import Policy
@@ -12,12 +12,13 @@ _TURN_LANES = tuple(lane for lane in Lane if lane is not Lane.BACKGROUND)
 
 
 class Selection:
-    """One look at the queue and the replicas: made for one decision, thrown away after it."""
+    """The decisions of one poll, during which no replica comes, goes or changes; thrown away after it."""
 
     def __init__(self, policy: Policy, queue: WaitingQueue, replicas: Mapping[str, ReplicaSlots]) -> None:
         self._policy = policy
         self._queue = queue
         self._replicas = replicas
+        self._eligible: dict[PoolKey, list[ReplicaSlots]] = {}
 
     def next(self, now_s: float) -> tuple[Job, list[ReplicaSlots]] | None:
         """The request that goes now, with the replicas that have room for it; None: nobody can."""
@@ -58,19 +59,20 @@ class Selection:
                 return job, room
         return None
 
-    def eligible(self, pool: PoolKey) -> Iterator[ReplicaSlots]:
+    def eligible(self, pool: PoolKey) -> list[ReplicaSlots]:
         """The replicas that may be used at all: available, serving the model, not failed for this request."""
-        model, adapter, exclude = pool
-        for slots in self._replicas.values():
-            replica = slots.replica
-            if (
-                replica.is_available
+        if pool not in self._eligible:
+            model, adapter, exclude = pool
+            self._eligible[pool] = [
+                slots
+                for replica_id, slots in self._replicas.items()
+                if slots.replica.is_available
                 and not slots.is_removed
-                and model in replica.models
-                and (adapter is None or adapter in replica.models)
-                and replica.replica_id not in exclude
-            ):
-                yield slots
+                and model in slots.replica.models
+                and (adapter is None or adapter in slots.replica.models)
+                and replica_id not in exclude
+            ]
+        return self._eligible[pool]
 
     def with_room(self, job: Job, reserved: Iterable[str] = ()) -> list[ReplicaSlots]:
         """Where this request could start now, in order of replica id."""
@@ -79,7 +81,7 @@ class Selection:
     def under_caps(self, job: Job, reserved: Iterable[str] = ()) -> list[ReplicaSlots]:
         """Where the caps would allow it, whatever has been granted."""
         admission = self._policy.admission
-        eligible = list(self.eligible(job.pool))
+        eligible = self.eligible(job.pool)
         if job.pinned_replica_id is not None:  # where its slices are cached, as long as that one is there
             pinned = [slots for slots in eligible if slots.replica.replica_id == job.pinned_replica_id]
             eligible = pinned or eligible
