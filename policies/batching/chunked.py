@@ -90,11 +90,9 @@ class _Step:
 
     def _preempt_last_after(self, sequence: SequenceLike) -> bool:
         """Take everything from the last running sequence; False if none comes after `sequence`."""
-        for victim in reversed(self._running):
-            if victim is sequence:
-                return False
-            if victim.sequence_id not in self._preempted:
-                break
+        victim = next(other for other in reversed(self._running) if other.sequence_id not in self._preempted)
+        if victim is sequence:
+            return False
         row = self._rows.pop(victim.sequence_id, None)
         if row is not None:
             self._budget += row.num_tokens
