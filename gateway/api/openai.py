@@ -1,0 +1,140 @@
+"""OpenAI's routes: which are hot, where they go upstream, and which headers travel.
+
+Paths upstream are constants, so no client can reach a replica's other routes. Bodies are forwarded as they came; of
+the headers everything is forwarded but what belongs to one connection only (RFC 9110, 7.6.1) or to the gateway.
+"""
+
+from dataclasses import dataclass
+
+from policies.types import Lane
+
+from ..disconnect import Message
+from ..errors import BadRequest, Headers, UnsupportedEncoding
+from .fields import CHAT, COMPLETIONS
+
+# Path at the gateway and at the replica → kind of call.
+ROUTES = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS}
+
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_OURS = b"x-tailgate-"
+_PRIORITY = b"x-vllm-priority"
+# Made anew for the connection upstream, answered by our own server, or ours to set.
+_NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", _PRIORITY}
+_DECLARABLE = (Lane.INTERACTIVE, Lane.STANDARD, Lane.LONG, Lane.BACKGROUND)
+# vLLM's sign: lower goes first.
+_WIRE_PRIORITY = {Lane.INTERACTIVE: 0, Lane.STANDARD: 1, Lane.LONG: 2, Lane.OVERLONG: 3, Lane.BACKGROUND: 4}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """What the headers of a hot request say: the lines to forward (without host, length, authorization), and ours."""
+
+    forwarded: bytes
+    authorization: bytes
+    content_length: int | None
+    lane: Lane | None
+    wants_timing: bool
+
+
+def read_head(headers: Headers) -> RequestHead:
+    """Sort the request's headers. Names are lower-case, as ASGI has them.
+
+    Raises UnsupportedEncoding, or BadRequest for a header of ours with an unknown value.
+    """
+    lines: list[bytes] = []
+    authorization: list[bytes] = []
+    content_length: int | None = None
+    lane: Lane | None = None
+    wants_timing = False
+    scoped = connection_scoped(headers)
+    for name, value in headers:
+        if name == b"authorization":
+            authorization.append(b"authorization: %b\r\n" % value)
+        elif name == b"content-length":
+            content_length = int(value) if value.isdigit() else None
+        elif name in _NOT_FORWARDED or name in scoped:
+            continue
+        elif name.startswith(_OURS):
+            if name == b"x-tailgate-lane":
+                lane = _declared(value)
+            elif name == b"x-tailgate-timing":
+                wants_timing = value.strip().lower() == b"stream"
+        elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            raise UnsupportedEncoding
+        else:
+            lines.append(b"%b: %b\r\n" % (name, value))
+    forwarded = b"".join(lines)
+    if forwarded.count(b"\n") != len(lines):
+        raise BadRequest("A header value contains a line break.")
+    return RequestHead(forwarded, b"".join(authorization), content_length, lane, wants_timing)
+
+
+def connection_scoped(headers: Headers) -> set[bytes]:
+    """Names that a Connection header declares to be of this connection only, in lower case."""
+    scoped: set[bytes] = set()
+    for name, value in headers:
+        if name == b"connection":
+            scoped.update(token.strip().lower() for token in value.split(b","))
+    return scoped
+
+
+def response_headers(headers: Headers) -> Headers:
+    """The replica's headers that go on to the client, in their order, repeated ones included."""
+    scoped = connection_scoped(headers)
+    return [
+        header
+        for header in headers
+        if header[0] not in HOP_BY_HOP and header[0] not in scoped and not header[0].startswith(_OURS)
+    ]
+
+
+def request_bytes(
+    prefix: bytes, head: RequestHead, num_body_bytes: int, *, authorization: bytes | None, priority_lane: Lane | None
+) -> bytes:
+    """The head of the request upstream. `prefix` is the request line and the Host of the replica.
+
+    `authorization` is the replica's own, in place of the client's; `priority_lane` is set for replicas that schedule
+    by priority.
+    """
+    parts = [prefix, b"content-length: %d\r\n" % num_body_bytes, head.forwarded]
+    parts.append(head.authorization if authorization is None else b"authorization: %b\r\n" % authorization)
+    if priority_lane is not None:
+        parts.append(b"%b: %d\r\n" % (_PRIORITY, _WIRE_PRIORITY[priority_lane]))
+    parts.append(b"\r\n")
+    return b"".join(parts)
+
+
+def declared_lane(head: RequestHead, priority: int) -> Lane | None:
+    """What the caller asked for: the header first, then the sign of the body's priority (higher goes first)."""
+    if head.lane is not None:
+        return head.lane
+    if priority == 0:
+        return None
+    return Lane.INTERACTIVE if priority > 0 else Lane.BACKGROUND
+
+
+def _declared(value: bytes) -> Lane:
+    text = value.strip().decode("latin-1").lower()
+    for lane in _DECLARABLE:
+        if text == lane.value:
+            return lane
+    known = ", ".join(lane.value for lane in _DECLARABLE)
+    raise BadRequest(f"`x-tailgate-lane` must be one of: {known}.", param="x-tailgate-lane")
+
+
+def raw_headers(scope: Message) -> Headers:
+    """The headers of an ASGI scope."""
+    headers: Headers = scope["headers"]
+    return headers

@@ -1,0 +1,194 @@
+"""Where a request's time went: one record a request, one layer at any instant.
+
+`enter` closes the layer before and opens the next, so the layers are contiguous and sum to the total by construction.
+What no code claimed is `other`, and its size is a tested figure.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from policies.types import Lane
+
+from .errors import Headers
+
+
+class Layer(StrEnum):
+    """What a request is doing; exactly one at a time."""
+
+    ACCEPT = "accept"
+    TOKENIZE = "tokenize"
+    QUEUE = "queue"
+    SLICE_WAIT = "slice-wait"
+    RETRY = "retry"
+    CONNECT = "connect"
+    ENGINE_QUEUE = "engine-queue"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    RELAY = "relay"
+    OTHER = "other"
+
+
+@dataclass(slots=True)
+class Record:
+    """One request, from its first byte here to the last one sent. Instants and durations in seconds; None is unset.
+
+    `tenant`, `model` and `replica_id` are names from the configuration or from replicas, never raw client text.
+    `notes` says in words of ours why a layer took long ("capacity") or that it is an estimate ("est").
+    """
+
+    request_id: str
+    arrival_s: float
+    route: str = ""
+    model: str = ""
+    tenant: str = ""
+    streams: bool = False
+    declared_lane: Lane | None = None
+    lane: Lane | None = None
+    lane_why: str = ""
+    prompt_tokens: int | None = None
+    prompt_tokens_source: str | None = None
+    predicted_output_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    replica_id: str | None = None
+    route_why: str = ""
+    policy: str = ""
+    attempt: int = 0
+    status: int | None = None
+    outcome: str = "ok"
+    reason: str | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    upstream_ttft_s: float | None = None
+    finished_s: float | None = None
+    layers: dict[Layer, float] = field(default_factory=dict)
+    notes: dict[Layer, str] = field(default_factory=dict)
+    _layer: Layer = Layer.ACCEPT
+    _since_s: float = 0.0
+    _attempt_since_s: float = 0.0
+    _attempt_layers: dict[Layer, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._since_s = self.arrival_s
+
+    @property
+    def layer(self) -> Layer:
+        """The layer the request is in."""
+        return self._layer
+
+    def enter(self, layer: Layer, now_s: float, note: str | None = None) -> None:
+        """Close the current layer at `now_s` and open `layer`; coming back to one adds up. Time never runs back."""
+        self._close(now_s)
+        self._layer = layer
+        if note is not None:
+            self.notes[layer] = note
+
+    def _close(self, now_s: float) -> None:
+        elapsed_s = max(0.0, now_s - self._since_s)
+        self.layers[self._layer] = self.layers.get(self._layer, 0.0) + elapsed_s
+        self._since_s += elapsed_s
+
+    def finish(self, now_s: float) -> None:
+        """Close the last layer. A second call changes nothing."""
+        if self.finished_s is None:
+            self._close(now_s)
+            self.finished_s = self._since_s
+
+    @property
+    def total_s(self) -> float:
+        """From arrival to the end, or so far."""
+        return self._since_s - self.arrival_s
+
+    def begin_attempt(self, now_s: float, replica_id: str, why: str) -> None:
+        """A call to a replica begins: enter `connect`, and remember where the attempt began."""
+        self.enter(Layer.CONNECT, now_s)
+        self._attempt_since_s = now_s
+        self._attempt_layers = dict(self.layers)
+        self.attempt += 1
+        self.replica_id = replica_id
+        self.route_why = why
+
+    def fail_attempt(self, now_s: float, note: str) -> None:
+        """The attempt came to nothing: all of its time becomes `retry`, and the request waits again."""
+        self.enter(Layer.QUEUE, now_s)
+        self.layers = self._attempt_layers
+        self.layers[Layer.RETRY] = self.layers.get(Layer.RETRY, 0.0) + self._since_s - self._attempt_since_s
+        self.notes[Layer.RETRY] = note
+
+    def reassign(self, source: Layer, target: Layer, duration_s: float) -> None:
+        """Move time between closed layers, as a replica measured it; never more than `source` has."""
+        moved_s = min(max(0.0, duration_s), self.layers.get(source, 0.0))
+        if moved_s > 0.0:
+            self.layers[source] -= moved_s
+            self.layers[target] = self.layers.get(target, 0.0) + moved_s
+
+    def server_timing(self) -> bytes:
+        """The layers closed so far, in the syntax of W3C Server-Timing, in milliseconds."""
+        parts = []
+        for layer, duration_s in self.layers.items():
+            note = self.notes.get(layer)
+            described = "" if note is None else f';desc="{note}"'
+            parts.append(f"{layer.value};dur={duration_s * 1e3:.3f}{described}")
+        return ", ".join(parts).encode()
+
+    def headers(self) -> Headers:
+        """Our headers of a response. Every value is of our making: a number, or a name that was configured."""
+        headers: Headers = [(b"x-tailgate-request-id", self.request_id.encode())]
+        if self.layers:
+            headers.append((b"server-timing", self.server_timing()))
+        if self.lane is not None:
+            headers.append((b"x-tailgate-lane", self.lane.value.encode()))
+        if self.prompt_tokens is not None:
+            headers.append((b"x-tailgate-prompt-tokens", b"%d" % self.prompt_tokens))
+        if self.predicted_output_tokens is not None:
+            headers.append((b"x-tailgate-predicted-output-tokens", b"%d" % self.predicted_output_tokens))
+        if self.attempt:
+            headers.append((b"x-tailgate-attempt", b"%d" % self.attempt))
+        if self.replica_id is not None:
+            headers.append((b"x-tailgate-replica", _printable(self.replica_id)))
+        if self.policy:
+            headers.append((b"x-tailgate-policy", _printable(self.policy)))
+        if self.reason is not None:
+            headers.append((b"x-tailgate-reason", _printable(self.reason)))
+        return headers
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the timing endpoint and the log: durations in milliseconds, names as text."""
+        return {
+            "request_id": self.request_id,
+            "route": self.route,
+            "model": self.model,
+            "tenant": self.tenant,
+            "streams": self.streams,
+            "declared_lane": self.declared_lane,
+            "lane": self.lane,
+            "lane_why": self.lane_why,
+            "prompt_tokens": self.prompt_tokens,
+            "prompt_tokens_source": self.prompt_tokens_source,
+            "predicted_output_tokens": self.predicted_output_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+            "replica": self.replica_id,
+            "route_why": self.route_why,
+            "policy": self.policy,
+            "attempt": self.attempt,
+            "status": self.status,
+            "outcome": self.outcome,
+            "reason": self.reason,
+            "ttft_ms": _to_ms(self.ttft_s),
+            "tpot_ms": _to_ms(self.tpot_s),
+            "upstream_ttft_ms": _to_ms(self.upstream_ttft_s),
+            "total_ms": _to_ms(self.total_s),
+            "layers_ms": {layer.value: _to_ms(duration_s) for layer, duration_s in self.layers.items()},
+            "notes": {layer.value: note for layer, note in self.notes.items()},
+        }
+
+
+def _to_ms(duration_s: float | None) -> float | None:
+    return None if duration_s is None else round(duration_s * 1e3, 3)
+
+
+def _printable(text: str) -> bytes:
+    """Configured names may hold any character; a header value may not."""
+    return text.encode("ascii", "replace") if text.isprintable() else b"?"

@@ -1,0 +1,294 @@
+"""One HTTP/1.1 connection to a replica: an asyncio.Protocol around httptools' response parser.
+
+It carries one exchange at a time: `begin`, `write`, `wait_head`, `read` until b"", and then it is reusable or not.
+Reading pauses while more than `HIGH_WATER_BYTES` wait to be fetched, so a slow reader slows the replica and memory
+stays bounded. Closing it is how a generation is aborted at the replica.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import httptools
+
+from .errors import Headers, UpstreamClosed, UpstreamError, UpstreamGarbled, UpstreamTimeout
+
+HIGH_WATER_BYTES = 1 << 16
+MAX_HEAD_BYTES = 1 << 16
+_BODYLESS = frozenset({204, 304})
+
+
+class Connection(asyncio.Protocol):
+    """A connection that belongs to one exchange, or to none while it idles in a pool.
+
+    `on_lost` is called once, when the connection is gone. `has_answered` says whether any byte of the present
+    response has come. Read-only outside: `status`, `headers` (names in lower case, in order), `is_complete`,
+    `is_closed`.
+    """
+
+    __slots__ = (
+        "_buffered_bytes",
+        "_deadline_s",
+        "_ends_with_connection",
+        "_error",
+        "_head_bytes",
+        "_is_active",
+        "_is_for_head",
+        "_is_paused",
+        "_keeps_alive",
+        "_limit_s",
+        "_loop",
+        "_on_lost",
+        "_parser",
+        "_pieces",
+        "_timer",
+        "_transport",
+        "_waiter",
+        "_write_paused",
+        "has_answered",
+        "has_head",
+        "headers",
+        "idle_since_s",
+        "is_closed",
+        "is_complete",
+        "status",
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_lost: Callable[["Connection"], None]) -> None:
+        self._loop = loop
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._limit_s = 0.0
+        self._deadline_s = 0.0
+        self._write_paused = False
+        self._is_paused = False
+        self._is_active = False
+        self.is_closed = False
+        self.idle_since_s = 0.0
+        self._reset(is_for_head=False)
+
+    def _reset(self, *, is_for_head: bool) -> None:
+        self._is_for_head = is_for_head
+        self.status = 0
+        self.headers: Headers = []
+        self._head_bytes = 0
+        self.has_head = False
+        self.has_answered = False
+        self.is_complete = False
+        self._keeps_alive = False
+        self._ends_with_connection = False
+        self._error: UpstreamError | None = None
+        self._pieces: list[bytes] = []
+        self._buffered_bytes = 0
+
+    # The exchange
+
+    def begin(self, *, is_for_head: bool = False) -> None:
+        """Start an exchange. `is_for_head`: the request is a HEAD, so its response has no body whatever it says."""
+        self._reset(is_for_head=is_for_head)
+        self._is_active = True
+
+    async def write(self, data: bytes) -> None:
+        """Write the request, and wait until it is out or the replica has answered without reading all of it.
+
+        A connection that is lost meanwhile shows in `wait_head`, since an answer may have come before the loss.
+        """
+        if self._transport is not None and not self.is_closed:
+            self._transport.write(data)
+        while self._write_paused and not self.has_head and not self.is_closed and self._error is None:
+            await self._wait()
+
+    async def wait_head(self) -> None:
+        """Wait for `status` and `headers`. Raises UpstreamError."""
+        while not self.has_head:
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+
+    async def read(self) -> bytes:
+        """The body bytes that came since the last call, waiting for some; b"" at the proper end of the body.
+
+        Raises UpstreamError when the body can't be completed, after everything that came was returned.
+        """
+        while not self._pieces:
+            if self.is_complete:
+                return b""
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+        pieces = self._pieces
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        self._buffered_bytes = 0
+        if self._is_paused and self._transport is not None:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return data
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the body is complete and all of it was read."""
+        return self.is_complete and not self._pieces
+
+    def finish(self) -> bool:
+        """End the exchange. True if the connection can carry another one; it is closed otherwise."""
+        self._stop_timer()
+        self._is_active = False
+        transport = self._transport
+        if (
+            transport is not None
+            and self.is_at_end
+            and self._keeps_alive
+            and not self.is_closed
+            and self._error is None
+            and not transport.is_closing()
+            and not transport.get_write_buffer_size()
+        ):
+            if self._is_for_head:
+                # The parser waits for a body that doesn't come; a new one knows nothing of it.
+                self._parser = httptools.HttpResponseParser(self)
+            return True
+        self.abort()
+        return False
+
+    def abort(self) -> None:
+        """Close at once, dropping what wasn't sent: the replica sees it and stops generating."""
+        self._stop_timer()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Waiting, with one timer an exchange that is looked at only when it fires
+
+    def set_limit(self, limit_s: float) -> None:
+        """From now on no wait of this exchange lasts longer than this; one that does fails with UpstreamTimeout."""
+        self._limit_s = limit_s
+        self._deadline_s = self._loop.time() + limit_s
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(limit_s, self._on_timer)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        left_s = self._deadline_s - self._loop.time()
+        # The loop's clock may be coarser than its timers (uvloop: milliseconds).
+        if self._waiter is not None and left_s < 0.001:
+            self._timer = None
+            self._fail(UpstreamTimeout(self._limit_s))
+        else:
+            delay_s = left_s if left_s > 0.001 else self._limit_s
+            self._timer = self._loop.call_later(delay_s, self._on_timer)
+
+    async def _wait(self) -> None:
+        # A wait for the head is one with the writing before it; a wait for body bytes begins anew after each.
+        if self.has_head:
+            self._deadline_s = self._loop.time() + self._limit_s
+        waiter = self._waiter = self._loop.create_future()
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _fail(self, error: UpstreamError) -> None:
+        if self._error is None:
+            self._error = error
+        self.abort()
+        self._wake()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_active or self.is_complete:
+            # Nobody asked: a server's "408 Request Timeout" to an idle connection, or bytes behind an answer.
+            self._keeps_alive = False
+            self.abort()
+            return
+        self.has_answered = True
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            if self.is_complete:
+                self._keeps_alive = False
+            else:
+                self._fail(UpstreamGarbled())
+                return
+        if not self.has_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._fail(UpstreamGarbled())
+            return
+        if self._buffered_bytes > HIGH_WATER_BYTES and not self._is_paused and self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_closed = True
+        self._stop_timer()
+        if self._is_active and not self.is_complete:
+            if exc is None and self.has_head and self._ends_with_connection and self._error is None:
+                self.is_complete = True
+            elif self._error is None:
+                self._error = UpstreamClosed()
+        self._wake()
+        self._on_lost(self)
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._wake()
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        if self.has_head:
+            # A second answer to one request: whatever it is, this connection can't be trusted with another.
+            self._keeps_alive = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.has_head:  # afterwards they are trailers, which end with this hop
+            self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self.has_head:
+            return
+        status = self._parser.get_status_code()
+        if status < 200:
+            if status == 101:
+                raise httptools.HttpParserError("an upgrade that wasn't asked for")
+            self.headers = []
+            return
+        self.status = status
+        self.has_head = True
+        self._keeps_alive = self._parser.should_keep_alive()
+        if self._is_for_head:
+            self.is_complete = True
+        elif status not in _BODYLESS:
+            self._ends_with_connection = not any(
+                name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower())
+                for name, value in self.headers
+            )
+
+    def on_body(self, body: bytes) -> None:
+        if not self.is_complete:
+            self._pieces.append(body)
+            self._buffered_bytes += len(body)
+
+    def on_message_complete(self) -> None:
+        if self.has_head:
+            self.is_complete = True

@@ -1,0 +1,97 @@
+"""The client's side of a request: the single owner of ASGI's `receive()`.
+
+First the body is read, bounded in size and time. From then on one watcher waits for `http.disconnect`, whatever the
+request is doing (counted, queued, connecting, streaming), and cancels the task that serves it. Two readers of
+`receive()` would race for that message, so nobody else calls it.
+
+`asyncio.timeout`, never `asyncio.wait_for`: the latter can swallow a cancellation in Python 3.11 when the inner future
+finishes in the same iteration of the loop.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from types import TracebackType
+from typing import Any, Self
+
+from .errors import BodyTooLarge, ClientLeft, ReceiveTimeout
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class Client:
+    """One request's client. As an async context manager it watches for the client's leaving.
+
+    Inside `async with client:` the current task is cancelled when the client leaves, and the block then raises
+    `ClientLeft` in place of `CancelledError`; a cancellation that came from elsewhere stays one. After
+    `response_complete()` a disconnect means nothing any more (servers report one when an answer is finished).
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._owner: asyncio.Task[Any] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._cancelling = 0
+        self._is_over = False
+        self.has_left = False
+
+    async def read_body(self, *, content_length: int | None, max_bytes: int, timeout_s: float) -> bytes:
+        """The whole body. Raises BodyTooLarge (also for a chunked one), ReceiveTimeout or ClientLeft."""
+        if content_length is not None and content_length > max_bytes:
+            raise BodyTooLarge(max_bytes)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._collect(max_bytes)
+        except TimeoutError:
+            raise ReceiveTimeout(timeout_s) from None
+
+    async def _collect(self, max_bytes: int) -> bytes:
+        pieces: list[bytes] = []
+        num_bytes = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.has_left = True
+                raise ClientLeft
+            piece = message.get("body", b"")
+            num_bytes += len(piece)
+            if num_bytes > max_bytes:
+                raise BodyTooLarge(max_bytes)
+            pieces.append(piece)
+            if not message.get("more_body", False):
+                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def response_complete(self) -> None:
+        """From here on the client may close: call it right before the last piece of the answer is sent."""
+        self._is_over = True
+
+    async def __aenter__(self) -> Self:
+        owner = asyncio.current_task()
+        assert owner is not None, "a client is served by a task"
+        self._owner = owner
+        self._cancelling = owner.cancelling()
+        self._watcher = asyncio.create_task(self._watch(owner))
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_over = True
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if (
+            self.has_left
+            and self._owner is not None
+            and self._owner.uncancel() <= self._cancelling
+            and exc_type is not None
+            and issubclass(exc_type, asyncio.CancelledError)
+        ):
+            raise ClientLeft from None
+
+    async def _watch(self, owner: asyncio.Task[Any]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self._is_over:
+            self.has_left = True
+            owner.cancel()

@@ -1,0 +1,241 @@
+"""What can go wrong, and what the caller is told.
+
+`GatewayError` is everything that becomes an HTTP answer of ours, in OpenAI's error shape. `UpstreamError` is the part
+of it that a replica caused. `ClientLeft` and `ResponseBroken` are no answers: the first has nobody to answer, the
+second comes after the head was sent, when the only honest thing left is to end the connection visibly broken.
+"""
+# ruff: noqa: N818  (named after what happened; they are told apart by their base classes)
+
+import math
+
+import orjson
+
+from policies.types import Reason
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class ClientLeft(Exception):
+    """The client closed its connection; whatever was being done for it stops."""
+
+
+class ResponseBroken(Exception):
+    """A response that had begun can't be finished. Raised out of the application, so that the server cuts it off."""
+
+
+class GatewayError(Exception):
+    """An answer of the gateway's own.
+
+    `message` is for people, `code` and `type` for programs (OpenAI's names where it has one), `param` names the field
+    at fault, `reason` goes into `x-tailgate-reason`, `retry_after_s` is set where waiting helps. `outcome` is
+    the record's word for it. `closes` asks the server to end the client's connection, because the rest of the request
+    was never read or because the gateway is going away.
+    """
+
+    status = 500
+    type = "server_error"
+    code: str | None = "internal_error"
+    outcome = "failed"
+    closes = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        reason: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+        if code is not None:
+            self.code = code
+
+    def body(self) -> bytes:
+        """The error object as OpenAI clients expect it."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": error})
+
+    def headers(self) -> Headers:
+        """Headers that belong to the error; whole seconds in Retry-After, at least one (RFC 9110, 10.2.3)."""
+        headers: Headers = [(b"content-type", b"application/json")]
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after_s))))
+        if self.closes:
+            headers.append((b"connection", b"close"))
+        return headers
+
+
+class InternalError(GatewayError):
+    """A fault of our own; the details are in the log, not in the answer."""
+
+    def __init__(self) -> None:
+        super().__init__("The gateway failed to handle this request.")
+
+
+class BadRequest(GatewayError):
+    """The request can't be understood; `param` names the field."""
+
+    status = 400
+    type = "invalid_request_error"
+    outcome = "bad-request"
+    code = None
+
+
+class UnknownModel(GatewayError):
+    """No replica serves the model that was asked for."""
+
+    status = 404
+    type = "invalid_request_error"
+    outcome = "bad-request"
+    code = "model_not_found"
+
+    def __init__(self, model: str, served: list[str]) -> None:
+        known = ", ".join(f"`{name}`" for name in served) or "none at the moment"
+        super().__init__(
+            f"The model `{model[:200]}` does not exist. Served here: {known}.",
+            param="model",
+            reason=Reason.UNKNOWN_MODEL,
+        )
+
+
+class MethodNotAllowed(GatewayError):
+    """The route exists, with POST."""
+
+    status = 405
+    type = "invalid_request_error"
+    outcome = "bad-request"
+    code = "method_not_allowed"
+
+    def __init__(self) -> None:
+        super().__init__("This route takes POST.")
+
+    def headers(self) -> Headers:
+        return [*super().headers(), (b"allow", b"POST")]
+
+
+class ReceiveTimeout(GatewayError):
+    """The client took too long to send its request."""
+
+    status = 408
+    type = "invalid_request_error"
+    outcome = "bad-request"
+    code = "request_timeout"
+    closes = True
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"The request did not arrive within {limit_s:g} seconds.")
+
+
+class BodyTooLarge(GatewayError):
+    """The body exceeds `limits.max_body_bytes`."""
+
+    status = 413
+    type = "invalid_request_error"
+    outcome = "bad-request"
+    code = "request_too_large"
+    closes = True
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(f"The request body exceeds the limit of {max_bytes} bytes.")
+
+
+class UnsupportedEncoding(GatewayError):
+    """The body is packed, and scheduling has to read it."""
+
+    status = 415
+    type = "invalid_request_error"
+    outcome = "bad-request"
+    code = "unsupported_content_encoding"
+    closes = True
+
+    def __init__(self) -> None:
+        super().__init__("Request bodies must not have a Content-Encoding.")
+
+
+_RATE_LIMITED = frozenset({Reason.QUEUE_FULL, Reason.CAPACITY, Reason.LANE})
+_WHY = {
+    Reason.CAPACITY: "the request needs more tokens than the replicas may hold",
+    Reason.LANE: "this lane takes no more requests",
+    Reason.NO_REPLICA: "no replica is available for this model",
+    Reason.QUEUE_FULL: "the queue is full",
+    Reason.QUEUE_TIMEOUT: "it waited too long for a replica",
+    Reason.UNKNOWN_MODEL: "no replica serves this model",
+    Reason.DRAINING: "the gateway is shutting down",
+}
+_DEFAULT_RETRY_AFTER_S = 1.0
+
+
+class Overloaded(GatewayError):
+    """Turned away before queueing: 429 where the caller sends too much, 503 where the service can't."""
+
+    outcome = "rejected"
+
+    def __init__(self, reason: Reason, retry_after_s: float | None = None, *, closes: bool = False) -> None:
+        super().__init__(
+            f"The request was not served: {_WHY[reason]}.",
+            code=str(reason).replace("-", "_"),
+            reason=str(reason),
+            retry_after_s=_DEFAULT_RETRY_AFTER_S if retry_after_s is None else retry_after_s,
+        )
+        self.closes = closes
+        if reason in _RATE_LIMITED:
+            self.status, self.type = 429, "rate_limit_error"
+        else:
+            self.status, self.type = 503, "service_unavailable_error"
+
+
+class Evicted(Overloaded):
+    """Left the queue undispatched."""
+
+    outcome = "evicted"
+
+
+class UpstreamError(GatewayError):
+    """A replica failed before its answer began (502), unless a subclass says otherwise."""
+
+    status = 502
+    type = "upstream_error"
+    code = "upstream_error"
+
+
+class ConnectFailed(UpstreamError):
+    """No connection to the replica."""
+
+    code = "upstream_connect_failed"
+
+    def __init__(self) -> None:
+        super().__init__("The replica could not be reached.", reason="upstream-connect", retry_after_s=1.0)
+
+
+class UpstreamClosed(UpstreamError):
+    """The replica closed the connection before its answer was complete."""
+
+    code = "upstream_closed"
+
+    def __init__(self) -> None:
+        super().__init__("The replica closed the connection before answering.", reason="upstream-closed")
+
+
+class UpstreamGarbled(UpstreamError):
+    """What the replica sent is not HTTP/1.1."""
+
+    code = "upstream_protocol_error"
+
+    def __init__(self) -> None:
+        super().__init__("The replica sent an invalid response.", reason="upstream-protocol")
+
+
+class UpstreamTimeout(UpstreamError):
+    """The replica kept silent for longer than allowed."""
+
+    status = 504
+    type = "timeout_error"
+    code = "upstream_timeout"
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"The replica sent nothing for {limit_s:g} seconds.", reason="upstream-timeout")

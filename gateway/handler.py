@@ -1,0 +1,328 @@
+"""The life of one hot request, from its head to the last byte sent: the only place that knows the order of things.
+
+accept → tokenize → queue → connect → (engine) → relay. Whatever ends it, the scopes it is in give back what they hold.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from policies.types import Call, Lane, Outcome, Reason
+
+from .api import openai
+from .api.fields import RequestFields, read_fields
+from .api.openai import RequestHead
+from .attribution import Layer, Record
+from .disconnect import Client, Message, Receive, Send
+from .dispatcher import Dispatcher, Place
+from .errors import (
+    ClientLeft,
+    GatewayError,
+    InternalError,
+    MethodNotAllowed,
+    Overloaded,
+    ResponseBroken,
+    UnknownModel,
+    UpstreamClosed,
+    UpstreamError,
+)
+from .relay import Relay
+from .request import Request
+from .upstream import Upstreams
+
+logger = logging.getLogger(__name__)
+
+# nginx's status for a client that closed its connection: for the record only, nobody is there to read it.
+CLIENT_LEFT_STATUS = 499
+# Statuses that say "not me, not now": another replica may take the request.
+_ELSEWHERE = frozenset({429, 503})
+
+
+class ReplicaView(Protocol):
+    """What the handler needs to know of a replica."""
+
+    @property
+    def replica_id(self) -> str: ...
+    @property
+    def models(self) -> frozenset[str]: ...
+
+    url: str
+    authorization: str | None
+    priority_scheduling: bool
+
+
+class Pool(Protocol):
+    """What the handler asks the pool of replicas."""
+
+    def get(self, replica_id: str) -> Any: ...
+    def all(self) -> Iterable[Any]: ...
+    def resolve(self, model: str | None) -> str | None: ...
+    def report_failure(self, replica_id: str) -> None: ...
+    def report_success(self, replica_id: str) -> None: ...
+
+
+class Counted(Protocol):
+    """A count of prompt tokens and where it is from."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def source(self) -> str: ...
+
+
+class Counter(Protocol):
+    """Counts prompt tokens, and learns from what replicas counted."""
+
+    async def count(self, fields: RequestFields, model: str, replicas: Any) -> Any: ...
+    def learn(self, model: str, num_body_bytes: int, prompt_tokens: int) -> None: ...
+
+
+class Draining(Protocol):
+    """Whether the gateway is shutting down."""
+
+    @property
+    def is_draining(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Limits of one request: bytes, seconds, levels of JSON, replicas tried."""
+
+    max_body_bytes: int
+    max_json_depth: int
+    max_attempts: int
+    receive_s: float
+    queue_s: float
+
+
+class Handler:
+    """Serves the hot routes. One object for the whole gateway; it keeps no state of a request.
+
+    `finished` is called once for every request, with its closed record.
+    """
+
+    def __init__(
+        self,
+        *,
+        bounds: Bounds,
+        pool: Pool,
+        upstreams: Upstreams,
+        counter: Counter,
+        dispatcher: Dispatcher,
+        draining: Draining,
+        clock: Callable[[], float],
+        rng: random.Random,
+        finished: Callable[[Record], None],
+    ) -> None:
+        self._bounds = bounds
+        self._pool = pool
+        self._upstreams = upstreams
+        self._counter = counter
+        self._dispatcher = dispatcher
+        self._draining = draining
+        self._clock = clock
+        self._rng = rng
+        self._finished = finished
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """An ASGI application for the paths of `openai.ROUTES`."""
+        record = Record(
+            f"tg-{self._rng.getrandbits(128):032x}",
+            self._clock(),
+            route=openai.ROUTES[scope["path"]],
+            policy=self._dispatcher.core.policy_name,
+        )
+        try:
+            await self._serve(scope, Client(receive), send, record)
+        except ClientLeft:
+            record.outcome, record.status = "client-left", CLIENT_LEFT_STATUS
+        except GatewayError as error:
+            await self._refuse(error, record, send)
+        except ResponseBroken:
+            raise
+        except asyncio.CancelledError:
+            record.outcome = "failed"
+            raise
+        except Exception as error:
+            logger.exception("request %s failed inside the gateway", record.request_id)
+            if record.status is not None:
+                record.outcome = "failed"
+                raise ResponseBroken("an answer broke off inside the gateway") from error
+            await self._refuse(InternalError(), record, send)
+        finally:
+            record.finish(self._clock())
+            self._finished(record)
+
+    async def _refuse(self, error: GatewayError, record: Record, send: Send) -> None:
+        record.enter(Layer.OTHER, self._clock())
+        record.outcome, record.status = error.outcome, error.status
+        if error.reason is not None:
+            record.reason = error.reason
+        body = error.body()
+        headers = [*error.headers(), (b"content-length", b"%d" % len(body)), *record.headers()]
+        await send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _serve(self, scope: Message, client: Client, send: Send, record: Record) -> None:
+        if scope["method"] != "POST":
+            raise MethodNotAllowed
+        if self._draining.is_draining:
+            raise Overloaded(Reason.DRAINING, closes=True)
+        bounds = self._bounds
+        head = openai.read_head(openai.raw_headers(scope))
+        body = await client.read_body(
+            content_length=head.content_length, max_bytes=bounds.max_body_bytes, timeout_s=bounds.receive_s
+        )
+        async with client:
+            record.enter(Layer.OTHER, self._clock())
+            fields = read_fields(record.route, body, max_depth=bounds.max_json_depth)
+            record.streams = fields.stream
+            record.declared_lane = openai.declared_lane(head, fields.priority)
+            record.model = model = self._resolve(fields.model)
+            await self._count(fields, model, record)
+            record.enter(Layer.QUEUE, self._clock())
+            request = self._request(fields, model, record)
+            with self._dispatcher.place(request) as place:
+                if place.admitted is not None:
+                    record.lane, record.lane_why = place.admitted.lane, place.admitted.lane_why
+                    record.predicted_output_tokens = place.admitted.predicted_output_tokens
+                await self._answer(_Sending(client, send, head, body, scope["path"]), place, record)
+
+    def _resolve(self, asked: str | None) -> str:
+        model = self._pool.resolve(asked)
+        if model is not None:
+            return model
+        replicas = list(self._pool.all())
+        if not all(replica.models for replica in replicas):
+            # A replica whose models aren't known yet may be the one.
+            raise Overloaded(Reason.NO_REPLICA)
+        raise UnknownModel(asked or "", sorted({name for replica in replicas for name in replica.models}))
+
+    async def _count(self, fields: RequestFields, model: str, record: Record) -> None:
+        record.enter(Layer.TOKENIZE, self._clock())
+        replicas = [replica for replica in self._pool.all() if model in replica.models]
+        counted = await self._counter.count(fields, model, replicas)
+        record.prompt_tokens, record.prompt_tokens_source = counted.prompt_tokens, counted.source
+        record.notes[Layer.TOKENIZE] = counted.source
+
+    def _request(self, fields: RequestFields, model: str, record: Record) -> Request:
+        return Request(
+            request_id=record.request_id,
+            arrival_s=record.arrival_s,
+            model=model,
+            tenant=record.tenant,
+            route=record.route,
+            declared_lane=record.declared_lane,
+            prompt_tokens=record.prompt_tokens or 0,
+            max_output_tokens=fields.max_output_tokens,
+            streams=fields.stream,
+            deadline_s=record.arrival_s + self._bounds.queue_s,
+        )
+
+    async def _answer(self, sending: "_Sending", place: Place, record: Record) -> None:
+        """Call replicas until one answers, at most as many as allowed."""
+        tried: set[str] = set()
+        while True:
+            if place.call is None:
+                call = await place.next_call()
+                if call.waited_for is not None:
+                    record.notes[Layer.QUEUE] = record.reason = call.waited_for.value
+            else:
+                call = place.call
+            tried.add(call.replica_id)
+            try:
+                await self._attempt(sending, place, call, record, tried)
+            except _ElsewhereError as failure:
+                record.fail_attempt(self._clock(), failure.note)
+                place.end_call(Outcome.DROPPED)
+                place.requeue(tried)
+            except _StoppedError:
+                record.enter(Layer.SLICE_WAIT, self._clock())
+                tried.discard(call.replica_id)
+                place.end_call(Outcome.IGNORED)
+            else:
+                return
+
+    def _may_retry(self, record: Record, place: Place, tried: set[str]) -> bool:
+        return record.attempt < self._bounds.max_attempts and self._dispatcher.core.can_serve(
+            place.request.model, tried
+        )
+
+    async def _attempt(self, sending: "_Sending", place: Place, call: Call, record: Record, tried: set[str]) -> None:
+        """One call. Raises _ElsewhereError or _StoppedError, which leave the request to be called again."""
+        record.begin_attempt(self._clock(), call.replica_id, call.why)
+        replica = self._pool.get(call.replica_id)
+        upstream = self._upstreams.of(call.replica_id, replica.url)
+        exchange = upstream.exchange(sending.head_for(replica, call.lane, upstream.authority), sending.body)
+        place.on_stop = exchange.stop
+        relay = Relay(
+            exchange, place, sending.client, sending.send, record, self._clock, wants_timing=sending.head.wants_timing
+        )
+        try:
+            await exchange.send()
+            relay.request_written()
+            status, headers = await exchange.head()
+            if status in _ELSEWHERE and self._may_retry(record, place, tried):
+                raise _ElsewhereError(f"{call.replica_id}: status {status}")
+            place.on_stop = None
+            await relay.run(status, headers)
+            if status < 500:
+                self._pool.report_success(call.replica_id)
+            elif status != 503:
+                self._pool.report_failure(call.replica_id)
+            self._learn(relay, record, len(sending.body))
+        except UpstreamError as error:
+            if place.is_stopping and isinstance(error, UpstreamClosed):
+                raise _StoppedError from error
+            self._pool.report_failure(call.replica_id)
+            if self._may_retry(record, place, tried):
+                raise _ElsewhereError(f"{call.replica_id}: {error.reason}") from error
+            place.end_call(Outcome.DROPPED)
+            raise
+        except ResponseBroken:
+            self._pool.report_failure(call.replica_id)
+            raise
+        finally:
+            place.on_stop = None
+            exchange.close()
+
+    def _learn(self, relay: Relay, record: Record, num_body_bytes: int) -> None:
+        if relay.usage is not None and relay.usage.prompt_tokens:
+            self._counter.learn(record.model, num_body_bytes, relay.usage.prompt_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    """What is sent on, whichever replica it goes to."""
+
+    client: Client
+    send: Send
+    head: RequestHead
+    body: bytes
+    path: str
+
+    def head_for(self, replica: ReplicaView, lane: Lane, authority: str) -> bytes:
+        prefix = f"POST {self.path} HTTP/1.1\r\nhost: {authority}\r\n".encode()
+        authorization = replica.authorization
+        return openai.request_bytes(
+            prefix,
+            self.head,
+            len(self.body),
+            authorization=None if authorization is None else authorization.encode(),
+            priority_lane=lane if replica.priority_scheduling else None,
+        )
+
+
+class _ElsewhereError(Exception):
+    """The attempt failed before anything was sent to the client, and another replica may do better."""
+
+    def __init__(self, note: str) -> None:
+        super().__init__(note)
+        self.note = note
+
+
+class _StoppedError(Exception):
+    """The core had the call closed; it will dispatch the request again."""

@@ -1,0 +1,226 @@
+"""Passing a replica's answer on to the client, bytes as they come, and learning from it on the way.
+
+The status is sent when the replica's is known, and never another one. The end of the answer is sent only if the
+replica ended it: where it broke off, `ResponseBroken` makes the server cut the client's connection, so that nobody
+takes a part for the whole. The slot goes back when the replica is done, before the last bytes go to the client.
+"""
+
+from collections.abc import Callable
+
+import orjson
+
+from policies.types import Outcome, Sample
+
+from .api.openai import response_headers
+from .attribution import Layer, Record
+from .disconnect import Client, Send
+from .dispatcher import Place
+from .engine_timing import EngineTiming, read_engine_timing
+from .errors import Headers, ResponseBroken, UpstreamError
+from .sse import CommentInserter, StreamScanner, Usage, usage_of_answer
+from .upstream import Exchange
+
+# A send that takes longer waited for the client, and its time is the client's.
+SLOW_SEND_S = 0.001
+# Usage is read from whole answers up to this size.
+MAX_KEPT_BYTES = 1 << 20
+
+
+class Relay:
+    """One answer on its way. `run` is called once, with the head of the replica's response.
+
+    `has_started` says whether a status was sent, `usage` is what the replica said it counted (None: nothing yet).
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        place: Place,
+        client: Client,
+        send: Send,
+        record: Record,
+        clock: Callable[[], float],
+        *,
+        wants_timing: bool,
+    ) -> None:
+        self._exchange = exchange
+        self._place = place
+        self._client = client
+        self._send = send
+        self._record = record
+        self._clock = clock
+        self._wants_timing = wants_timing
+        self._dispatched_s = clock()
+        self._first_s: float | None = None
+        self._last_s = 0.0
+        self._scanner: StreamScanner | None = None
+        self._inserter: CommentInserter | None = None
+        self._kept: list[bytes] | None = None
+        self._kept_bytes = 0
+        self._timing: EngineTiming | None = None
+        self.has_started = False
+        self.usage: Usage | None = None
+
+    def request_written(self) -> None:
+        """The request is out: until the first token the time is the engine's, unmeasured until it says otherwise."""
+        self._dispatched_s = self._clock()
+        self._record.enter(Layer.PREFILL, self._dispatched_s, "est")
+
+    async def run(self, status: int, headers: Headers) -> None:
+        """Send the answer on. Raises ResponseBroken when the replica doesn't finish it."""
+        self._read_head(status, headers)
+        self.has_started = True
+        self._record.status = status
+        sent_headers = response_headers(headers) + self._record.headers()
+        await self._send({"type": "http.response.start", "status": status, "headers": sent_headers})
+        try:
+            await self._pass_body(status)
+        except UpstreamError as error:
+            self._record.outcome = "failed"
+            self._record.reason = error.reason
+            self._place.end_call(Outcome.DROPPED, self._sample())
+            raise ResponseBroken(error.message) from error
+
+    def _read_head(self, status: int, headers: Headers) -> None:
+        record, now_s = self._record, self._clock()
+        content_type = _first(headers, b"content-type").lower()
+        is_packed = _first(headers, b"content-encoding").strip().lower() not in (b"", b"identity")
+        is_stream = content_type.startswith(b"text/event-stream")
+        if is_stream and not is_packed:
+            self._scanner = StreamScanner()
+            if self._wants_timing and not _first(headers, b"content-length"):
+                self._inserter = CommentInserter()
+        elif status == 200 and not is_packed and content_type.startswith(b"application/json"):
+            self._kept = []
+        self._timing = timing = read_engine_timing(headers)
+        if timing is not None:
+            # The engine sends the head with the first token (or with the whole answer): its own times split the span.
+            record.enter(Layer.DECODE if is_stream else Layer.RELAY, now_s)
+            record.notes.pop(Layer.PREFILL, None)
+            record.cached_tokens = timing.cached_tokens
+            record.reassign(Layer.PREFILL, Layer.ENGINE_QUEUE, timing.queue_s)
+            if timing.decode_s is not None:
+                record.reassign(Layer.PREFILL, Layer.DECODE, timing.decode_s)
+            if not is_stream:
+                record.upstream_ttft_s = timing.queue_s + timing.prefill_s
+        elif not is_stream:
+            record.enter(Layer.RELAY, now_s)
+
+    async def _pass_body(self, status: int) -> None:
+        exchange, scanner, inserter, clock, send = (
+            self._exchange,
+            self._scanner,
+            self._inserter,
+            self._clock,
+            self._send,
+        )
+        while True:
+            piece = await exchange.read()
+            if piece:
+                if scanner is not None:
+                    self._scan(scanner, piece)
+                elif self._kept is not None:
+                    self._keep(piece)
+            is_end = exchange.is_at_end
+            if inserter is not None:
+                piece = self._with_comment(inserter, piece, is_end=is_end)
+            if is_end:
+                self._ended(status)
+                self._client.response_complete()
+                await send({"type": "http.response.body", "body": piece, "more_body": False})
+                self._sent_first(clock())
+                return
+            if not piece:
+                continue
+            before_s = clock()
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            after_s = clock()
+            if after_s - before_s > SLOW_SEND_S:
+                layer = self._record.layer
+                self._record.enter(Layer.RELAY, before_s)
+                self._record.enter(layer, after_s)
+            self._sent_first(after_s)
+
+    def _scan(self, scanner: StreamScanner, piece: bytes) -> None:
+        scanner.feed(piece)
+        if not scanner.has_content:
+            return
+        num_chunks = scanner.num_content_chunks
+        self._last_s = self._clock()
+        if self._first_s is None:
+            self._first_s = self._last_s
+            self._record.upstream_ttft_s = self._first_s - self._dispatched_s
+            self._record.enter(Layer.DECODE, self._first_s)
+            self._place.first_token()
+        self._place.progress(num_chunks)
+
+    def _sent_first(self, now_s: float) -> None:
+        if self._first_s is not None and self._record.ttft_s is None:
+            self._record.ttft_s = now_s - self._record.arrival_s
+
+    def _keep(self, piece: bytes) -> None:
+        assert self._kept is not None
+        self._kept_bytes += len(piece)
+        if self._kept_bytes > MAX_KEPT_BYTES:
+            self._kept = None
+        else:
+            self._kept.append(piece)
+
+    def _with_comment(self, inserter: CommentInserter, piece: bytes, *, is_end: bool) -> bytes:
+        before, rest = inserter.feed(piece)
+        if rest is not None:
+            self._learn_usage()
+            self._record.enter(self._record.layer, self._clock())
+            return b"%b: tailgate %b\n\n%b" % (before, orjson.dumps(self._record.to_dict()), rest)
+        return before + inserter.flush() if is_end else before
+
+    def _ended(self, status: int) -> None:
+        """The replica is done: learn what it said, and give the slot and the connection back."""
+        record, scanner = self._record, self._scanner
+        if self._kept is not None:
+            self.usage = usage_of_answer(b"".join(self._kept))
+        self._learn_usage()
+        outcome = Outcome.SUCCESS
+        if status >= 500 or status == 429 or (scanner is not None and scanner.has_error):
+            outcome, record.outcome = Outcome.DROPPED, "failed"
+        elif status >= 400:
+            outcome, record.outcome = Outcome.IGNORED, "bad-request"
+        self._place.end_call(outcome, self._sample())
+        self._exchange.close()
+        record.enter(Layer.RELAY, self._clock())
+
+    def _learn_usage(self) -> None:
+        record, scanner = self._record, self._scanner
+        if scanner is not None:
+            self.usage = scanner.usage
+        usage = self.usage
+        if usage is not None:
+            record.output_tokens = usage.output_tokens
+            if usage.cached_tokens is not None:
+                record.cached_tokens = usage.cached_tokens
+            if self._timing is None and usage.queue_s is not None and Layer.PREFILL in record.notes:
+                del record.notes[Layer.PREFILL]
+                record.reassign(Layer.PREFILL, Layer.ENGINE_QUEUE, usage.queue_s)
+                if scanner is None and usage.prefill_s is not None:
+                    record.reassign(Layer.PREFILL, Layer.DECODE, record.layers[Layer.PREFILL] - usage.prefill_s)
+        if record.output_tokens is None and scanner is not None:
+            record.output_tokens = scanner.num_content_chunks
+        if self._first_s is not None and record.output_tokens is not None and record.output_tokens > 1:
+            record.tpot_s = (self._last_s - self._first_s) / (record.output_tokens - 1)
+
+    def _sample(self) -> Sample:
+        record, usage = self._record, self.usage
+        return Sample(
+            prompt_tokens=usage.prompt_tokens if usage is not None else None,
+            cached_tokens=record.cached_tokens,
+            output_tokens=record.output_tokens,
+            upstream_ttft_s=record.upstream_ttft_s,
+            tpot_s=record.tpot_s,
+        )
+
+
+def _first(headers: Headers, name: bytes) -> bytes:
+    for key, value in headers:
+        if key == name:
+            return value
+    return b""

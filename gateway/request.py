@@ -1,0 +1,22 @@
+"""A request as scheduling sees it."""
+
+from dataclasses import dataclass
+
+from policies.types import Lane
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Implements `policies.types.RequestLike`; see there for the meaning of each field."""
+
+    request_id: str
+    arrival_s: float
+    model: str
+    tenant: str
+    route: str
+    declared_lane: Lane | None
+    prompt_tokens: int
+    max_output_tokens: int | None
+    streams: bool
+    deadline_s: float | None
+    adapter: str | None = None

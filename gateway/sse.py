@@ -1,0 +1,277 @@
+"""An incremental reader of event streams: bytes in, facts about the stream out. It never alters or holds bytes.
+
+Format: WHATWG HTML, 9.2 (server-sent events): lines end in CRLF, LF or CR, a blank line ends an event, `:` starts a
+comment, several `data` lines make one value. Nearly every piece of an LLM's stream is exactly one event of one line,
+so that form is recognised by its bytes, and JSON is parsed only where a fact is in it: until the first content, in
+chunks that carry usage or an error, and at the end of a choice.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+END_MARKER = b"[DONE]"
+# An event larger than this is passed on as any other, but not looked into.
+MAX_EVENT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a replica said it counted; vLLM's measured times in seconds where it sends them. None: it didn't say."""
+
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    queue_s: float | None = None
+    prefill_s: float | None = None
+
+
+def read_usage(answer: object) -> Usage | None:
+    """The usage in a parsed answer or chunk, None if there is none. Members of unexpected types count as unsaid."""
+    if type(answer) is not dict:
+        return None
+    usage = answer.get("usage")
+    if type(usage) is not dict:
+        return None
+    details = usage.get("prompt_tokens_details")
+    metrics = answer.get("metrics")
+    details = details if type(details) is dict else {}
+    metrics = metrics if type(metrics) is dict else {}
+    return Usage(
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        output_tokens=_count(usage.get("completion_tokens")),
+        cached_tokens=_count(details.get("cached_tokens")),
+        queue_s=_seconds(metrics.get("queue_time_ms")),
+        prefill_s=_seconds(metrics.get("time_to_first_token_ms")),
+    )
+
+
+class StreamScanner:
+    """Facts about one stream, kept up to date by `feed`.
+
+    `num_content_chunks` counts the events that carried content, `has_content` says whether there was one. `usage` is
+    the last one seen, `has_ended` whether the end marker was, `has_error` whether an error event was.
+    """
+
+    __slots__ = (
+        "_data",
+        "_event_bytes",
+        "_event_name",
+        "_is_oversized",
+        "_line",
+        "_skips_lf",
+        "has_content",
+        "has_ended",
+        "has_error",
+        "num_content_chunks",
+        "usage",
+    )
+
+    def __init__(self) -> None:
+        self.num_content_chunks = 0
+        self.has_content = False
+        self.has_ended = False
+        self.has_error = False
+        self.usage: Usage | None = None
+        self._line: list[bytes] = []
+        self._data: list[bytes] = []
+        self._event_name = b""
+        self._event_bytes = 0
+        self._is_oversized = False
+        self._skips_lf = False
+
+    def feed(self, piece: bytes) -> None:
+        """Take the next bytes, cut anywhere."""
+        if (
+            not self._event_bytes
+            and not self._skips_lf
+            and piece.startswith(b"data: ")
+            and piece.endswith(b"\n\n")
+            and piece.find(b"\n") == len(piece) - 2
+            and b"\r" not in piece
+        ):
+            self._dispatch(piece[6:-2])
+        elif piece:
+            self._feed_lines(piece)
+
+    def _feed_lines(self, piece: bytes) -> None:
+        if self._skips_lf:
+            self._skips_lf = False
+            if piece.startswith(b"\n"):
+                piece = piece[1:]
+        if b"\r" in piece:
+            # A CR ends its line at once; an LF that follows in the next piece belongs to it.
+            self._skips_lf = piece.endswith(b"\r")
+            piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = piece.split(b"\n")
+        last = lines.pop()
+        for line in lines:
+            if self._line:
+                self._line.append(line)
+                line = b"".join(self._line)
+                self._line.clear()
+            self._event_bytes += len(line) + 1
+            self._take_line(line)
+        if last:
+            self._event_bytes += len(last)
+            if self._overflows():
+                # Something must stand for the line, or its end would look like the end of the event.
+                self._line = [b":"]
+            else:
+                self._line.append(last)
+
+    def _overflows(self) -> bool:
+        if self._event_bytes > MAX_EVENT_BYTES:
+            self._is_oversized = True
+            self._data.clear()
+        return self._is_oversized
+
+    def _take_line(self, line: bytes) -> None:
+        if not line:
+            self._end_event()
+            return
+        if self._overflows():
+            return
+        name, _, value = line.partition(b":")
+        if value.startswith(b" "):
+            value = value[1:]
+        if name == b"data":
+            self._data.append(value)
+        elif name == b"event":
+            self._event_name = value
+
+    def _end_event(self) -> None:
+        data, name, is_oversized = self._data, self._event_name, self._is_oversized
+        if is_oversized:
+            self._count_content()
+        elif data:
+            if name == b"error":
+                self.has_error = True
+            self._dispatch(data[0] if len(data) == 1 else b"\n".join(data))
+        self._data = []
+        self._event_name = b""
+        self._event_bytes = 0
+        self._is_oversized = False
+
+    def _dispatch(self, data: bytes) -> None:
+        if (
+            self.has_content
+            and (b'"finish_reason":null' in data or b'"finish_reason": null' in data)
+            and (b'"usage"' not in data or b'"usage":null' in data)
+            and b'"error"' not in data
+            and b'""' not in data
+            and b"{}" not in data
+            and b'"content":null' not in data
+        ):
+            self.num_content_chunks += 1
+            return
+        if data.strip() == END_MARKER:
+            self.has_ended = True
+            return
+        try:
+            chunk = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return
+        if type(chunk) is not dict:
+            return
+        if chunk.get("error"):
+            self.has_error = True
+        usage = read_usage(chunk)
+        if usage is not None:
+            self.usage = usage
+        if has_content(chunk):
+            self._count_content()
+
+    def _count_content(self) -> None:
+        self.num_content_chunks += 1
+        self.has_content = True
+
+
+def has_content(chunk: dict[str, Any]) -> bool:
+    """Whether a chunk brings something generated: text, reasoning or a tool call, of any choice."""
+    choices = chunk.get("choices")
+    if type(choices) is not list:
+        return False
+    for choice in choices:
+        if type(choice) is not dict:
+            continue
+        if choice.get("text"):
+            return True
+        delta = choice.get("delta")
+        if type(delta) is dict and any(value for name, value in delta.items() if name != "role"):
+            return True
+    return False
+
+
+_EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_END_EVENT = re.compile(rb"(?:\A|(?<=\n\n)|(?<=\r\n\r\n)|(?<=\r\r))data: ?\[DONE\] *(?=[\r\n])")
+_MAX_HELD_BYTES = 1 << 16
+
+
+class CommentInserter:
+    """Puts one comment before the end marker of a stream, for callers that asked for it.
+
+    Bytes of an unfinished event are held back until the event is whole, as the end marker may be among them; they
+    are bounded, and past the bound the rest of the stream passes as it comes, without a comment.
+    """
+
+    __slots__ = ("_held", "_is_done")
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._is_done = False
+
+    def feed(self, piece: bytes) -> tuple[bytes, bytes | None]:
+        """The bytes to send now. If the end marker is next, `(before, rest)`: the comment belongs in between."""
+        if self._is_done:
+            return piece, None
+        held = self._held + piece
+        marker = _END_EVENT.search(held)
+        if marker is not None:
+            self._is_done, self._held = True, b""
+            return held[: marker.start()], held[marker.start() :]
+        if len(held) > _MAX_HELD_BYTES:
+            self._is_done, self._held = True, b""
+            return held, None
+        end = 0
+        for match in _EVENT_END.finditer(held):
+            end = match.end()
+        self._held = held[end:]
+        return held[:end], None
+
+    def flush(self) -> bytes:
+        """What is still held when the stream ends without the marker."""
+        held, self._held = self._held, b""
+        return held
+
+
+def usage_of_answer(body: bytes, *, max_bytes: int = 1 << 18) -> Usage | None:
+    """The usage of a whole answer, None if it has none that can be found.
+
+    Up to `max_bytes` the answer is parsed; of a larger one only an object `usage` in its last 16 KiB is, as every
+    known server writes it behind the choices.
+    """
+    if len(body) > max_bytes:
+        tail = body[-(1 << 14) :]
+        start = tail.rfind(b'"usage"')
+        end = tail.find(b"}", start)
+        while start >= 0 and end >= 0:
+            try:
+                return read_usage(orjson.loads(b"{" + tail[start : end + 1] + b"}"))
+            except orjson.JSONDecodeError:
+                end = tail.find(b"}", end + 1)
+        return None
+    try:
+        return read_usage(orjson.loads(body))
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _seconds(value: object) -> float | None:
+    return value / 1e3 if (type(value) is float or type(value) is int) and value >= 0 else None

@@ -1,0 +1,233 @@
+"""Requests to one replica: a pool of connections, and the exchange of one request and its response.
+
+A kept connection may have been closed by the replica just as it was taken: if nothing of the response has come, the
+request goes once more over a fresh one, invisibly. Nothing else is ever sent twice from here.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from .connection import Connection
+from .errors import ConnectFailed, Headers, UpstreamClosed
+
+# Below the 5 s after which uvicorn, and so vLLM, closes an idle connection.
+KEEP_IDLE_S = 4.0
+MAX_IDLE = 512
+
+
+class Upstream:
+    """Connections to one origin.
+
+    `connect_s` bounds connecting, `first_byte_s` the wait from the request to the response's head, `gap_s` the
+    silence between two pieces of a body; all in seconds. Nothing bounds a whole answer.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        connect_s: float,
+        first_byte_s: float,
+        gap_s: float,
+        tls: ssl.SSLContext | None = None,
+        keep_idle_s: float = KEEP_IDLE_S,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or parts.hostname is None:
+            raise ValueError(f"not an http:// or https:// URL: {url}")
+        self.host = parts.hostname
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.authority = parts.netloc.rpartition("@")[2]
+        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        self._connect_s = connect_s
+        self.first_byte_s = first_byte_s
+        self.gap_s = gap_s
+        self._keep_idle_s = keep_idle_s
+        self._idle: deque[Connection] = deque()
+        self._open: set[Connection] = set()
+        self._expiry: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    @property
+    def num_open(self) -> int:
+        """Connections that exist, idle ones included."""
+        return len(self._open)
+
+    @property
+    def num_idle(self) -> int:
+        """Connections that wait for an exchange."""
+        return len(self._idle)
+
+    def exchange(self, head: bytes, body: bytes, *, is_for_head: bool = False) -> "Exchange":
+        """One request, given as its head (blank line included) and body. Nothing happens before `send`."""
+        return Exchange(self, head + body, is_for_head=is_for_head)
+
+    def close(self) -> None:
+        """Close every connection, those in use too."""
+        self._is_closed = True
+        self._stop_expiry()
+        for connection in tuple(self._open):
+            connection.abort()
+
+    def take_idle(self) -> Connection | None:
+        """The connection used last, None if none is idle."""
+        return self._idle.pop() if self._idle else None
+
+    async def connect(self) -> Connection:
+        """A new connection. Raises ConnectFailed."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_s):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(loop, self._on_lost),
+                    self.host,
+                    self.port,
+                    ssl=self._tls,
+                    server_hostname=self.host if self._tls is not None else None,
+                )
+        except (OSError, TimeoutError) as error:
+            raise ConnectFailed from error
+        if connection.is_closed or self._is_closed:
+            connection.abort()
+            raise ConnectFailed
+        self._open.add(connection)
+        return connection
+
+    def give_back(self, connection: Connection) -> None:
+        """The exchange is over: keep the connection if it can carry another one."""
+        if not connection.finish():
+            return
+        if self._is_closed or len(self._idle) >= MAX_IDLE:
+            connection.abort()
+            return
+        loop = asyncio.get_running_loop()
+        connection.idle_since_s = loop.time()
+        self._idle.append(connection)
+        if self._expiry is None:
+            self._expiry = loop.call_later(self._keep_idle_s, self._expire)
+
+    def _on_lost(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def _expire(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._expiry = None
+        kept_since_s = loop.time() - self._keep_idle_s
+        while self._idle and self._idle[0].idle_since_s <= kept_since_s + 0.001:
+            self._idle.popleft().abort()
+        if self._idle:
+            delay_s = self._idle[0].idle_since_s - kept_since_s
+            self._expiry = loop.call_later(delay_s, self._expire)
+
+    def _stop_expiry(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+
+
+class Exchange:
+    """One request and its response. Whoever makes one calls `close`, which is synchronous and may be repeated."""
+
+    __slots__ = ("_connection", "_is_closed", "_is_for_head", "_is_reused", "_request", "_upstream")
+
+    def __init__(self, upstream: Upstream, request: bytes, *, is_for_head: bool) -> None:
+        self._upstream = upstream
+        self._request = request
+        self._is_for_head = is_for_head
+        self._connection: Connection | None = None
+        self._is_reused = False
+        self._is_closed = False
+
+    async def send(self) -> None:
+        """Connect if need be and write the request. Raises ConnectFailed."""
+        connection = self._upstream.take_idle()
+        self._is_reused = connection is not None
+        await self._send_over(connection)
+
+    async def _send_over(self, connection: Connection | None) -> None:
+        if connection is None:
+            connection = await self._upstream.connect()
+            if self._is_closed:  # stopped while connecting
+                connection.abort()
+                raise UpstreamClosed
+        self._connection = connection
+        connection.begin(is_for_head=self._is_for_head)
+        connection.set_limit(self._upstream.first_byte_s)
+        await connection.write(self._request)
+
+    async def head(self) -> tuple[int, Headers]:
+        """Status and headers of the final response (1xx are skipped). Raises UpstreamError."""
+        connection = self._taken()
+        try:
+            await connection.wait_head()
+        except UpstreamClosed:
+            if not self._is_reused or connection.has_answered or self._is_closed:
+                raise
+            self._is_reused = False
+            await self._send_over(None)
+            connection = self._taken()
+            await connection.wait_head()
+        connection.set_limit(self._upstream.gap_s)
+        return connection.status, connection.headers
+
+    async def read(self) -> bytes:
+        """The next bytes of the body, b"" at its proper end. Raises UpstreamError when it can't be completed."""
+        return await self._taken().read()
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the whole body was read."""
+        return self._connection is not None and self._connection.is_at_end
+
+    def _taken(self) -> Connection:
+        if self._connection is None:
+            raise UpstreamClosed
+        return self._connection
+
+    def stop(self) -> None:
+        """Close the connection under whoever is waiting on it: they see UpstreamClosed."""
+        self._is_closed = True
+        if self._connection is not None:
+            self._connection.abort()
+
+    def close(self) -> None:
+        """Give the connection back; one whose response wasn't read to its end is closed, which aborts the work."""
+        self._is_closed = True
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._upstream.give_back(connection)
+
+
+class Upstreams:
+    """The upstream of every replica, made when it is first needed. `make` gets the replica's URL."""
+
+    def __init__(self, make: Callable[[str], Upstream]) -> None:
+        self._make = make
+        self._by_replica: dict[str, Upstream] = {}
+
+    def of(self, replica_id: str, url: str) -> Upstream:
+        """The upstream of this replica."""
+        upstream = self._by_replica.get(replica_id)
+        if upstream is None:
+            upstream = self._by_replica[replica_id] = self._make(url)
+        return upstream
+
+    @property
+    def num_open(self) -> int:
+        """Connections that exist, over all replicas."""
+        return sum(upstream.num_open for upstream in self._by_replica.values())
+
+    @property
+    def num_idle(self) -> int:
+        """Connections that wait for an exchange, over all replicas."""
+        return sum(upstream.num_idle for upstream in self._by_replica.values())
+
+    def close(self) -> None:
+        """Close every connection."""
+        for upstream in self._by_replica.values():
+            upstream.close()
