@@ -168,7 +168,8 @@ class Timeouts(_Section):
 
 class Limits(_Section):
     max_body_bytes: Count = 8 * 1024 * 1024
-    max_json_depth: Count = 64
+    max_json_depth: int = Field(default=64, ge=1, le=200)
+    """The JSON library in use can't write deeper than 254 levels."""
     max_attempts: Count = 2
     """Replicas tried for one request, the first included; only before the first byte of an answer."""
 

@@ -11,7 +11,10 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True)
 class EjectionRule:
-    """Ejected after `num_failures` in a row, for `first_s`; twice as long after each failed trial, up to `longest_s`."""
+    """Ejected after `num_failures` in a row, for `first_s`.
+
+    Each trial that fails doubles that, up to `longest_s`.
+    """
 
     num_failures: int = 3
     first_s: float = 5.0

@@ -47,9 +47,10 @@ CACHE_CONFIG = "vllm:cache_config_info"
 START_TIME = "process_start_time_seconds"
 PREFIXES = {"vllm:": "vllm", "tgi_": "tgi", "sglang:": "sglang", "llamacpp:": "llama.cpp"}
 
-WANTED = tuple(name.removesuffix("_total") for table in (SUMS, MEANS) for names in table.values() for name in names) + (
+WANTED = (
     CACHE_CONFIG,
     START_TIME,
+    *(name.removesuffix("_total") for table in (SUMS, MEANS) for names in table.values() for name in names),
 )
 
 
@@ -74,7 +75,7 @@ class ReplicaLoad:
 
 
 def parse_load(page: str, now_s: float) -> ReplicaLoad:
-    """Raises ValueError or OverflowError for a page in another format, of an unknown engine, or without real figures."""
+    """Raises ValueError or OverflowError for a page in another format, of an unknown engine, or with odd figures."""
     engine = _engine(page)
     if engine is None:
         raise ValueError("no name of a known engine")
