@@ -1,0 +1,173 @@
+"""`tailgate-load`: measures OpenAI servers over HTTP. Every command explains itself with --help."""
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+
+from .client import LoadClient
+from .compare import compare as run_compare
+from .compare import measure
+from .demo import run_demo, steps
+from .errors import LoadtestError
+from .plot import plot_comparison
+from .prompts import PromptMaker
+from .report import print_comparison, print_side, save_json
+from .run import run_plan
+from .scenario import bundled_scenarios, load_scenario
+from .shapes import describe
+from .summary import summarise
+from .traces import load_trace
+from .workload import make_plan
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="""Measures LLM servers that speak OpenAI's API: seeded mixes, open-loop load, honest clocks.
+
+    Start with `tailgate-load demo`: it needs nothing but this machine. To measure your own server, `tailgate-load run
+    short-behind-long --url http://HOST:PORT`; to see what a gateway changes, `tailgate-load compare`.""",
+)
+_ScenarioArgument = Annotated[
+    str, typer.Argument(help=f"A bundled scenario ({', '.join(bundled_scenarios())}) or a YAML file.")
+]
+_SeedOption = Annotated[int, typer.Option(help="Same seed, same requests at the same instants.")]
+_LoadOption = Annotated[float | None, typer.Option(help="Share of the measured capacity; the scenario's by default.")]
+_ModelOption = Annotated[str | None, typer.Option(help="Model name; the server's first by default.")]
+
+
+@app.command()
+def run(
+    scenario: _ScenarioArgument,
+    url: Annotated[str, typer.Option(help="Base URL of the server, without /v1.")],
+    seed: _SeedOption = 1,
+    load: _LoadOption = None,
+    requests: Annotated[int | None, typer.Option(help="Requests of the first lane; the scenario's by default.")] = None,
+    model: _ModelOption = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the JSON.")] = None,
+) -> None:
+    """Sends one seeded mix to one server and prints latency by lane.
+
+    First measures what a token costs there and the capacity for this mix, then sends the mix open loop at LOAD of
+    that capacity: arrivals never wait for answers.
+    """
+    console = Console()
+
+    async def body() -> None:
+        mix = load_scenario(scenario)
+        async with LoadClient(url, await _model(url, model)) as client:
+            with steps(console) as on_step:
+                maker = await PromptMaker.calibrate(client)
+                measured = await measure(client, maker, mix, str(seed), on_step)
+                plan = make_plan(
+                    mix,
+                    measured.costs,
+                    capacity_work_per_s=measured.capacity.work_per_s,
+                    seed=seed,
+                    load=load,
+                    num_first_lane=requests,
+                )
+                on_end = on_step(f"sending {len(plan.requests)} requests", len(plan.requests))
+                side = await run_plan("server", client, maker, plan, key=f"{seed}/run", on_end=on_end)
+        summary = summarise(side.answers, mix)
+        print_side(summary, console)
+        if out is not None:
+            save_json({"scenario": mix.name, "seed": seed, "summary": summary}, out / "run.json")
+
+    _guarded(body())
+
+
+@app.command()
+def compare(
+    scenario: _ScenarioArgument,
+    direct: Annotated[str, typer.Option(help="Base URL of the engine itself.")],
+    gateway: Annotated[str, typer.Option(help="Base URL of a gateway in front of the same engine.")],
+    seed: _SeedOption = 1,
+    load: _LoadOption = None,
+    model: _ModelOption = None,
+    out: Annotated[Path, typer.Option(help="Folder for compare.json and compare.png.")] = Path("out/compare"),
+) -> None:
+    """Sends the same mix straight to an engine and through a gateway, and compares lane by lane."""
+    console = Console()
+
+    async def body() -> None:
+        mix = load_scenario(scenario)
+        name = await _model(direct, model)
+        async with LoadClient(direct, name) as engine, LoadClient(gateway, name) as through:
+            with steps(console) as on_step:
+                maker = await PromptMaker.calibrate(engine)
+                measured = await measure(engine, maker, mix, str(seed), on_step)
+                comparison = await run_compare(
+                    engine,
+                    through,
+                    maker,
+                    mix,
+                    measured,
+                    seed=seed,
+                    load=mix.load if load is None else load,
+                    on_step=on_step,
+                )
+        result = comparison.to_dict()
+        save_json(result, out / "compare.json")
+        plot_comparison(result, out / "compare.png")
+        print_comparison(result, console)
+
+    _guarded(body())
+
+
+@app.command()
+def demo(
+    seed: _SeedOption = 1,
+    out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png.")] = Path("out/demo"),
+) -> None:
+    """Shows, on this machine alone, that short calls stop waiting for long ones. Takes about five minutes.
+
+    Starts the bundled engine and the gateway, measures the engine's capacity, then sends one seeded mix at 0.85 of it
+    straight to the engine and once more through the gateway.
+    """
+    _guarded(run_demo(seed=seed, out=out, console=Console()))
+
+
+@app.command()
+def shape(file: Annotated[Path, typer.Argument(help="A trace, plain or gzip, CSV or JSON lines.")]) -> None:
+    """Prints the shape of a public trace: length quantiles and arrival pattern, ready for a scenario.
+
+    Knows the Azure LLM inference traces, Mooncake, BurstGPT, ServeGen samples, the VTC arena trace and vidur's arXiv
+    lengths, each by its columns.
+    """
+    try:
+        table = describe(load_trace(file)).to_dict()
+    except LoadtestError as error:
+        raise _failure(error) from error
+    typer.echo(yaml.safe_dump(table, sort_keys=False, default_flow_style=None, width=118), nl=False)
+
+
+async def _model(url: str, name: str | None) -> str:
+    """The name given, else the first model the server lists."""
+    if name is not None:
+        return name
+    async with LoadClient(url, "") as client:
+        return await client.first_model()
+
+
+def _guarded(coroutine: Coroutine[Any, Any, object]) -> None:
+    """Runs to the end; an error of ours is one line and status 2."""
+    try:
+        asyncio.run(coroutine)
+    except LoadtestError as error:
+        raise _failure(error) from error
+
+
+def _failure(error: LoadtestError) -> typer.Exit:
+    typer.echo(f"tailgate-load: {error}", err=True)
+    return typer.Exit(2)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
