@@ -103,7 +103,7 @@ class Record:
     def begin_attempt(self, now_s: float, replica_id: str, why: str) -> None:
         """A call to a replica begins: enter `connect`, and remember where the attempt began."""
         self.enter(Layer.CONNECT, now_s)
-        self._attempt_since_s = now_s
+        self._attempt_since_s = self._since_s
         self._attempt_layers = dict(self.layers)
         self.attempt += 1
         self.replica_id = replica_id

@@ -220,11 +220,7 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            if self.is_complete:
-                self._keeps_alive = False
-            else:
-                self._fail(UpstreamGarbled())
-                return
+            self._garbled()
         if not self.has_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
@@ -234,6 +230,12 @@ class Connection(asyncio.Protocol):
             self._is_paused = True
             self._transport.pause_reading()
         self._wake()
+
+    def _garbled(self) -> None:
+        if self.is_complete:  # rubbish behind a good answer spoils the connection only
+            self._keeps_alive = False
+        else:
+            self._fail(UpstreamGarbled())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_closed = True
