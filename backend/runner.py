@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .model.attention import AttentionPlan, DecodeGroup, PrefillChunk
+from .model.attention import QUERY_BLOCK_TOKENS, AttentionPlan, DecodeGroup, PrefillChunk
 from .model.cache import PagedCache, kv_bytes_per_block
 from .model.causal_lm import CausalLM
 
@@ -43,6 +43,9 @@ class ModelRunner:
     def __init__(self, model: CausalLM, *, num_blocks: int, block_size: int) -> None:
         self.model = model
         self.cache = PagedCache(model.config, num_blocks=num_blocks, block_size=block_size, dtype=model.dtype)
+
+        block = torch.arange(QUERY_BLOCK_TOKENS)
+        self._causal_mask = self._mask(block <= block.unsqueeze(1))
 
     def forward(self, rows: Sequence[RunnerRow]) -> torch.Tensor:
         """Compute the rows' tokens and store their keys and values.
@@ -90,11 +93,15 @@ class ModelRunner:
         for row in rows[num_decodes:]:
             chunks.append(self._prefill_chunk(row, start))
             start += len(row.token_ids)
+        longest = max((row.end_position for row in rows[num_decodes:]), default=0)
+        num_scores = self.model.config.num_heads * QUERY_BLOCK_TOKENS * longest
         bounds = _group_bounds([row.end_position for row in rows[:num_decodes]])
         return AttentionPlan(
             write_index=self.cache.write_index(blocks, positions % block_size),
             decode_groups=tuple(self._decode_group(rows[a:b], a, b) for a, b in bounds),
             prefill_chunks=tuple(chunks),
+            scratch=torch.empty((2, num_scores), dtype=self.model.dtype),
+            causal_mask=self._causal_mask,
         )
 
     def _decode_group(self, rows: Sequence[RunnerRow], start: int, end: int) -> DecodeGroup:
@@ -109,15 +116,8 @@ class ModelRunner:
         return DecodeGroup(start, end, self.cache.gather_index(tables), self._mask(context < lengths.view(-1, 1, 1)))
 
     def _prefill_chunk(self, row: RunnerRow, start: int) -> PrefillChunk:
-        end = start + len(row.token_ids)
-        if row.start_position == 0:
-            return PrefillChunk(start, end, None, None)
-        num_blocks = self._blocks_for(row.end_position)
-        table = torch.tensor([row.block_table[:num_blocks]])
-        positions = torch.arange(row.start_position, row.end_position)
-        visible = torch.arange(num_blocks * self.cache.block_size) <= positions.unsqueeze(1)
-        mask = self._mask(visible).repeat(self.model.config.num_queries_per_kv, 1)
-        return PrefillChunk(start, end, self.cache.gather_index(table), mask.view(1, 1, *mask.shape))
+        table = torch.tensor([row.block_table[: self._blocks_for(row.end_position)]])
+        return PrefillChunk(start, start + len(row.token_ids), row.start_position, self.cache.gather_index(table))
 
     def _mask(self, visible: torch.Tensor) -> torch.Tensor:
         return torch.zeros(visible.shape, dtype=self.model.dtype).masked_fill_(~visible, float("-inf"))

