@@ -125,7 +125,8 @@ class ReplicaPool:
             replica_id = replica.id if replica.id is not None else f"r{position}"
             self._replicas[replica_id] = Replica(replica, replica_id, rule)
         self._configured = {item.id or "": item for item in config.replicas}
-        self._aliases = {alias: model.name for model in config.models for alias in model.aliases}
+        self.aliases: Mapping[str, str] = {alias: model.name for model in config.models for alias in model.aliases}
+        """Other names of models: alias → name."""
         self._names = frozenset(model.name for model in config.models)
         self._told: dict[str, tuple[object, ...]] = {}
         self._watchers: list[_Watcher] = []
@@ -174,7 +175,7 @@ class ReplicaPool:
             return None
         if any(name in replica.models for replica in self._replicas.values()) or name in self._names:
             return name
-        return self._aliases.get(name)
+        return self.aliases.get(name)
 
     def report_failure(self, replica_id: str) -> None:
         """A call failed in a way that speaks against the replica: refused, reset, timed out, 5xx. Never a 4xx."""

@@ -1,0 +1,147 @@
+"""Everything that isn't a request to a model: health, readiness, metrics, models, where a request's time went."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from .attribution import Record
+from .replicas import Replica, ServedModel
+
+INDEX = """\
+tailgate: a scheduling gateway in front of LLM servers.
+
+POST /v1/chat/completions, /v1/completions   requests to a model
+GET  /v1/models                              what is served
+GET  /v1/requests/{x-tailgate-request-id}/timing   where a request's time went
+GET  /metrics                                Prometheus
+GET  /healthz, /readyz                       this process lives; it can serve
+GET  /docs                                   these routes in detail
+"""
+
+
+class Pool(Protocol):
+    def all(self) -> list[Replica]: ...
+    def models(self) -> Mapping[str, ServedModel]: ...
+    @property
+    def aliases(self) -> Mapping[str, str]: ...
+
+
+class Ring(Protocol):
+    def get(self, request_id: str) -> Record | None: ...
+
+
+class Page(Protocol):
+    def render(self) -> tuple[bytes, str]: ...
+
+
+class Draining(Protocol):
+    @property
+    def is_draining(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AdminState:
+    """What the routes look at; they change nothing. `started_at` is in Unix seconds."""
+
+    pool: Pool
+    metrics: Page
+    ring: Ring
+    draining: Draining
+    started_at: int
+
+
+def build_admin_app(state: AdminState) -> FastAPI:
+    """The application for every path that isn't hot; other paths get a 404 in OpenAI's shape."""
+    app = FastAPI(title="tailgate", description="A scheduling gateway in front of LLM servers.")
+
+    @app.get("/", summary="What is here", response_class=Response)
+    async def index() -> Response:
+        return Response(INDEX, media_type="text/plain")
+
+    @app.get("/healthz", summary="Whether the process lives", response_class=Response)
+    async def healthz() -> Response:
+        return _json({"status": "ok"})
+
+    @app.get("/readyz", summary="Whether requests can be served", response_class=Response)
+    async def readyz() -> Response:
+        """503 while the gateway drains, and while no replica is available."""
+        replicas = state.pool.all()
+        shown = {"replicas": {replica.replica_id: _shown(replica) for replica in replicas}}
+        if state.draining.is_draining:
+            return _json({"status": "draining", **shown}, 503)
+        if not any(replica.is_available for replica in replicas):
+            return _json({"status": "no replica is available", **shown}, 503)
+        return _json({"status": "ready", **shown})
+
+    @app.get("/metrics", summary="Prometheus metrics", response_class=Response)
+    async def metrics() -> Response:
+        content, content_type = state.metrics.render()
+        return Response(content, headers={"content-type": content_type})
+
+    @app.get("/v1/models", summary="Models of all replicas, and aliases", response_class=Response)
+    async def models() -> Response:
+        return _json({"object": "list", "data": list(_models(state).values())})
+
+    @app.get("/v1/models/{name:path}", summary="One model", response_class=Response)
+    async def model(name: str) -> Response:
+        found = _models(state).get(name)
+        if found is None:
+            return _error(404, f"The model `{name[:200]}` does not exist.", "model_not_found", param="model")
+        return _json(found)
+
+    @app.get("/v1/requests/{request_id}/timing", summary="Where a request's time went", response_class=Response)
+    async def timing(request_id: str) -> Response:
+        """By the id in the response header x-tailgate-request-id; only the latest finished requests are remembered."""
+        record = state.ring.get(request_id)
+        if record is None:
+            return _error(404, "No finished request with this id is remembered.", "request_not_found")
+        return _json(record.to_dict())
+
+    @app.exception_handler(HTTPException)
+    async def refused(_: Request, error: HTTPException) -> Response:
+        codes = {404: "not_found", 405: "method_not_allowed"}
+        answer = _error(error.status_code, str(error.detail), codes.get(error.status_code, "invalid_request"))
+        answer.headers.update(error.headers or {})
+        return answer
+
+    return app
+
+
+def _shown(replica: Replica) -> dict[str, Any]:
+    return {"available": replica.is_available, "kind": replica.kind, "models": sorted(replica.models)}
+
+
+def _models(state: AdminState) -> dict[str, dict[str, Any]]:
+    """By name, aliases of served models after them, in OpenAI's shape with vLLM's fields."""
+    served = state.pool.models()
+    cards = {name: _card(name, model, state.started_at) for name, model in served.items()}
+    for alias, name in state.pool.aliases.items():
+        if name in served:
+            cards[alias] = {**_card(alias, served[name], state.started_at), "root": name}
+    return cards
+
+
+def _card(name: str, model: ServedModel, created: int) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "tailgate",
+        "root": model.root or model.name,
+        "parent": model.parent,
+        "max_model_len": model.max_model_len,
+    }
+
+
+def _json(data: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(data), status, media_type="application/json")
+
+
+def _error(status: int, message: str, code: str, *, param: str | None = None) -> Response:
+    """OpenAI's error shape."""
+    error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+    return _json({"error": error}, status)

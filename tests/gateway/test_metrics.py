@@ -1,0 +1,127 @@
+"""The metrics page: what a record adds, what is read live, and that labels stay bounded."""
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.attribution import Layer, Record
+from gateway.config import parse_config
+from gateway.metrics import Metrics
+from gateway.replicas import ReplicaPool
+from policies.config import PolicySpec, build_policy
+from policies.dispatch import DispatchCore
+from policies.types import Lane
+
+from .tiny_replica import until
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    content, content_type = metrics.render()
+    assert content_type.startswith("text/plain")
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(content.decode())
+        for sample in family.samples
+    }
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return samples(metrics).get((name, tuple(sorted(labels.items()))))
+
+
+def finished(**fields: Any) -> Record:
+    record = Record("tg-1", 10.0, route="chat", model="m", **fields)
+    record.enter(Layer.QUEUE, 10.5)
+    record.enter(Layer.DECODE, 12.5)
+    record.finish(16.0)
+    return record
+
+
+def test_a_record_is_counted_once_everywhere() -> None:
+    """Outcome, layers, latencies, tokens, count source, prediction error."""
+    metrics = Metrics()
+    metrics.observe(
+        finished(
+            lane=Lane.INTERACTIVE,
+            prompt_tokens=100,
+            prompt_tokens_source="local",
+            cached_tokens=64,
+            output_tokens=50,
+            predicted_output_tokens=100,
+            ttft_s=2.5,
+            tpot_s=0.02,
+            attempt=2,
+        )
+    )
+    lane = {"lane": "interactive"}
+    assert value(metrics, "tailgate_requests_total", route="chat", outcome="ok", **lane) == 1
+    assert value(metrics, "tailgate_retries_total") == 1
+    assert value(metrics, "tailgate_layer_seconds_sum", layer="queue", **lane) == 2.0
+    assert value(metrics, "tailgate_layer_seconds_sum", layer="decode", **lane) == 3.5
+    assert value(metrics, "tailgate_e2e_seconds_sum", **lane) == 6.0
+    assert value(metrics, "tailgate_ttft_seconds_sum", **lane) == 2.5
+    assert value(metrics, "tailgate_tpot_seconds_count", **lane) == 1
+    assert value(metrics, "tailgate_prompt_tokens_total", **lane) == 100
+    assert value(metrics, "tailgate_cached_prompt_tokens_total", **lane) == 64
+    assert value(metrics, "tailgate_output_tokens_total", **lane) == 50
+    assert value(metrics, "tailgate_prompt_token_counts_total", source="local") == 1
+    assert value(metrics, "tailgate_output_prediction_error_ratio_sum", **lane) == 0.5
+
+
+def test_those_turned_away_are_counted_by_reason() -> None:
+    """Rejected before queueing or evicted from the queue; a client that left says nothing about predictions."""
+    metrics = Metrics()
+    metrics.observe(finished(outcome="rejected", reason="queue-full"))
+    metrics.observe(finished(outcome="evicted", reason="queue-timeout", lane=Lane.LONG))
+    metrics.observe(finished(outcome="client-left", output_tokens=5, predicted_output_tokens=500))
+    assert value(metrics, "tailgate_requests_turned_away_total", outcome="rejected", reason="queue-full") == 1
+    assert value(metrics, "tailgate_requests_turned_away_total", outcome="evicted", reason="queue-timeout") == 1
+    assert value(metrics, "tailgate_requests_total", route="chat", outcome="rejected", lane="none") == 1
+    assert not any(name.startswith("tailgate_output_prediction") for name, _ in samples(metrics))
+
+
+async def test_gauges_are_read_when_asked_for() -> None:
+    """Queue, slots and availability are those of their owners at that moment."""
+    metrics = Metrics()
+    core = DispatchCore(build_policy(PolicySpec()))
+    config = parse_config({"replicas": [{"url": "http://127.0.0.1:9", "models": ["m"]}]}, source="test")
+    async with httpx.AsyncClient() as http:
+        pool = ReplicaPool(config, http, time.monotonic, lambda _: None)
+        waiting = 3
+        metrics.bind(core, pool, num_counts_waiting=lambda: waiting, num_lines_dropped=lambda: 2)
+        assert value(metrics, "tailgate_requests_in_flight") == 0
+        assert value(metrics, "tailgate_requests_queued", lane="standard") == 0
+        assert value(metrics, "tailgate_in_flight_tokens", replica="r1") == 0
+        assert value(metrics, "tailgate_replica_available", replica="r1") == 0
+        assert value(metrics, "tailgate_tokenizer_waiting") == 3
+        assert value(metrics, "tailgate_access_log_dropped_total") == 2
+        pool.get("r1").is_available = True
+        waiting = 0
+        assert value(metrics, "tailgate_replica_available", replica="r1") == 1
+        assert value(metrics, "tailgate_tokenizer_waiting") == 0
+        assert value(metrics, "tailgate_replica_requests_running", replica="r1") is None
+
+
+async def test_the_loops_lag_is_sampled_until_closed() -> None:
+    """A blocked loop shows."""
+    metrics = Metrics()
+    metrics.start()
+    await asyncio.sleep(0)
+    time.sleep(0.4)  # noqa: ASYNC251 - blocking the loop is the point
+    await until(lambda: (value(metrics, "tailgate_event_loop_lag_seconds_count") or 0) >= 1)
+    assert (value(metrics, "tailgate_event_loop_lag_seconds_sum") or 0) >= 0.1
+    await metrics.aclose()
+    await metrics.aclose()
+    assert not any(task.get_name() == "event-loop-lag" for task in asyncio.all_tasks())
+
+
+def test_names_follow_one_scheme() -> None:
+    """Prefix, units in the name, no milliseconds."""
+    for family in Metrics().registry.collect():
+        if family.name.startswith("process_"):
+            continue
+        assert family.name.startswith("tailgate_")
+        assert not family.name.endswith(("_ms", "_s", "_seconds_total"))
