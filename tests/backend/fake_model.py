@@ -89,8 +89,10 @@ class FakeTokenizer:
     def __init__(self) -> None:
         self.may_encode = threading.Event()
         self.may_encode.set()
+        self.is_encoding = threading.Event()
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        self.is_encoding.set()
         self.may_encode.wait(10.0)
         return list(text.encode())
 
