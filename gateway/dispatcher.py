@@ -15,30 +15,22 @@ from policies.policy import Policy
 from policies.types import Call, Evict, Outcome, Reason, ReplicaLike, RequestLike, Sample, StopCall, WantCapacity
 
 from .errors import Evicted, Overloaded
+from .state.port import SharedCapacity
 
 # A core call for every so many output tokens is enough to keep a slot's size right.
 PROGRESS_EVERY_TOKENS = 16
 
 
 class Dispatcher:
-    """Owns a core. `clock` is the monotonic clock of all instants given to it.
-
-    `want_capacity` is asked for grants, and answers with `capacity_granted`, now or later; without one everything is
-    granted at once, as for a gateway alone.
+    """Owns a core. `clock` is the monotonic clock of all instants given to it; `capacity` grants what it may use, by
+    `capacity_granted`.
     """
 
-    def __init__(
-        self,
-        core: DispatchCore,
-        *,
-        clock: Callable[[], float],
-        want_capacity: Callable[[WantCapacity], None] | None = None,
-    ) -> None:
+    def __init__(self, core: DispatchCore, *, clock: Callable[[], float], capacity: SharedCapacity) -> None:
         self.core = core
         self.clock = clock
-        self._want_capacity = want_capacity
+        self._capacity = capacity
         self._places: dict[str, Place] = {}
-        self._known: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s: float | None = None
 
@@ -48,17 +40,11 @@ class Dispatcher:
 
     def replica_changed(self, replica: ReplicaLike) -> None:
         """A replica is new, or something of it changed."""
-        now_s = self.clock()
-        self.core.replica_changed(replica, now_s)
-        if replica.replica_id not in self._known:
-            self._known.add(replica.replica_id)
-            if self._want_capacity is None:
-                self.core.capacity_granted(replica.replica_id, None, now_s)
+        self.core.replica_changed(replica, self.clock())
         self.pump()
 
     def replica_removed(self, replica_id: str) -> None:
         """Nothing more is sent there."""
-        self._known.discard(replica_id)
         self.core.replica_removed(replica_id, self.clock())
         self.pump()
 
@@ -81,6 +67,7 @@ class Dispatcher:
     def pump(self) -> None:
         """Let the core decide, perform what it decided, and set the timer. After every input."""
         now_s = self.clock()
+        wanted: list[WantCapacity] | None = None
         for effect in self.core.poll(now_s):
             if isinstance(effect, Call):
                 self._places[effect.request.request_id].take(effect)
@@ -88,9 +75,12 @@ class Dispatcher:
                 self._places[effect.request_id].evicted(effect)
             elif isinstance(effect, StopCall):
                 self._places[effect.request_id].stop(effect.call_id)
-            elif self._want_capacity is not None:
-                self._want_capacity(effect)
+            else:
+                wanted = [*(wanted or ()), effect]
         self._set_timer(now_s)
+        # Last, since a grant may come at once, and pumps again.
+        for want in wanted or ():
+            self._capacity.want(want)
 
     def _set_timer(self, now_s: float) -> None:
         wakeup_s = self.core.next_wakeup_s()

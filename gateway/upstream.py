@@ -98,10 +98,9 @@ class Upstream:
 
     def give_back(self, connection: Connection) -> None:
         """The exchange is over: keep the connection if it can carry another one."""
-        if not connection.finish():
-            return
-        if self._is_closed or len(self._idle) >= MAX_IDLE:
+        if not connection.finish() or self._is_closed or len(self._idle) >= MAX_IDLE:
             connection.abort()
+            self._open.discard(connection)
             return
         loop = asyncio.get_running_loop()
         connection.idle_since_s = loop.time()

@@ -1,0 +1,156 @@
+"""The composition root: the only place where parts are made and put together.
+
+`build_app` gives a raw ASGI callable. The hot routes are taken before FastAPI sees them; everything else is the admin
+application's.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Callable
+
+import httpx
+
+from policies.config import build_policy
+from policies.dispatch import DispatchCore
+
+from .access_log import AccessLog
+from .admin import AdminState, build_admin_app
+from .api.openai import ROUTES
+from .attribution import Record
+from .config import GatewayConfig
+from .disconnect import Message, Receive, Send
+from .dispatcher import Dispatcher
+from .drain import Drain
+from .handler import Bounds, Handler
+from .metrics import Metrics
+from .replicas import ReplicaPool
+from .state.memory import MemoryCapacity
+from .timing_ring import TimingRing
+from .tokens import TokenCounter, make_pool
+from .upstream import Upstream, Upstreams
+
+logger = logging.getLogger(__name__)
+
+
+class Gateway:
+    """A gateway and its parts, as an ASGI application. Its lifespan, or `start` and `aclose`, begins and ends it."""
+
+    def __init__(
+        self, config: GatewayConfig, *, clock: Callable[[], float], rng: random.Random, http: httpx.AsyncClient | None
+    ) -> None:
+        timeouts, limits = config.timeouts, config.limits
+        self._owns_http = http is None
+        # Probes and /tokenize go straight to the replicas, whatever proxies the environment names.
+        self._http = http if http is not None else httpx.AsyncClient(trust_env=False)
+        self.core = DispatchCore(build_policy(config.policy.spec()))
+        self._capacity = MemoryCapacity()
+        self.dispatcher = Dispatcher(self.core, clock=clock, capacity=self._capacity)
+        self.pool = ReplicaPool(config, self._http, clock, self.dispatcher.replica_changed)
+        self.tokens = TokenCounter(config.models, make_pool(clock), self._http, clock)
+        self.upstreams = Upstreams(
+            lambda url: Upstream(
+                url, connect_s=timeouts.connect_s, first_byte_s=timeouts.first_byte_s, gap_s=timeouts.idle_s
+            )
+        )
+        self.drain = Drain()
+        self.ring = TimingRing(config.timing_ring)
+        self.access_log = AccessLog(config.log.access)
+        self.metrics = Metrics()
+        self.metrics.bind(
+            self.core,
+            self.pool,
+            num_counts_waiting=lambda: self.tokens.num_waiting,
+            num_lines_dropped=lambda: self.access_log.num_dropped,
+        )
+        self._handler = Handler(
+            bounds=Bounds(
+                max_body_bytes=limits.max_body_bytes,
+                max_json_depth=limits.max_json_depth,
+                max_attempts=limits.max_attempts,
+                receive_s=timeouts.receive_s,
+                queue_s=timeouts.queue_s,
+            ),
+            pool=self.pool,
+            upstreams=self.upstreams,
+            counter=self.tokens,
+            dispatcher=self.dispatcher,
+            draining=self.drain,
+            clock=clock,
+            rng=rng,
+            finished=self._finished,
+        )
+        self._admin = build_admin_app(
+            AdminState(
+                pool=self.pool,
+                metrics=self.metrics,
+                ring=self.ring,
+                draining=self.drain,
+                started_at=int(time.time()),
+            )
+        )
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """ASGI: the hot routes, the lifespan, and everything else."""
+        kind = scope["type"]
+        if kind == "http" and scope["path"] in ROUTES:
+            with self.drain.serving():
+                await self._handler(scope, receive, send)
+        elif kind == "lifespan":
+            await self._lifespan(receive, send)
+        else:
+            await self._admin(scope, receive, send)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            await self.start()
+        except Exception as error:
+            logger.exception("the gateway could not start")
+            await self.aclose()
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.aclose()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def start(self) -> None:
+        """Open the log, load the tokenizers, begin probing. Raises what keeps the gateway from serving."""
+        self.access_log.start()
+        await self.tokens.start()
+        self.metrics.start()
+        self._capacity.start(self.dispatcher.capacity_granted)
+        self.pool.start()
+
+    async def aclose(self) -> None:
+        """End every task and close every connection."""
+        await self.pool.aclose()
+        await self.metrics.aclose()
+        await self.tokens.aclose()
+        await self._capacity.aclose()
+        self.dispatcher.close()
+        self.upstreams.close()
+        self.access_log.close()
+        if self._owns_http:
+            await self._http.aclose()
+
+    def _finished(self, record: Record) -> None:
+        self.ring.add(record)
+        self.metrics.observe(record)
+        self.access_log.write(record)
+
+
+def build_app(
+    config: GatewayConfig,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    rng: random.Random | None = None,
+    http: httpx.AsyncClient | None = None,
+) -> Gateway:
+    """A gateway, not yet started.
+
+    `clock` gives monotonic seconds, `rng` makes the request ids (unguessable unless it is given), `http` is used for
+    probes and /tokenize, and stays the caller's to close.
+    """
+    return Gateway(config, clock=clock, rng=rng if rng is not None else random.SystemRandom(), http=http)

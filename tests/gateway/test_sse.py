@@ -1,0 +1,200 @@
+"""The stream scanner sees what a reader of whole streams would see, however the stream is cut."""
+
+import json
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.sse import MAX_EVENT_BYTES, CommentInserter, StreamScanner, Usage, has_content, read_usage, usage_of_answer
+from tests.support.fake_replica import DONE, delta, event, finish, usage_event
+
+
+@dataclass
+class Facts:
+    num_content_chunks: int = 0
+    has_ended: bool = False
+    has_error: bool = False
+    usage: Usage | None = None
+
+
+def reference(stream: bytes) -> Facts:
+    """The slow, plain reading of a whole stream: WHATWG's algorithm line by line, JSON for every event."""
+    facts = Facts()
+    text = stream.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    name, data = b"", []
+    for line in text.split(b"\n")[:-1]:
+        if line:
+            field, _, value = line.partition(b":")
+            value = value.removeprefix(b" ")
+            if field == b"data":
+                data.append(value)
+            elif field == b"event":
+                name = value
+            continue
+        if data:
+            _reference_event(facts, name, b"\n".join(data))
+        name, data = b"", []
+    return facts
+
+
+def _reference_event(facts: Facts, name: bytes, data: bytes) -> None:
+    facts.has_error |= name == b"error"
+    if data.strip() == b"[DONE]":
+        facts.has_ended = True
+        return
+    try:
+        chunk = json.loads(data)
+    except ValueError:
+        return
+    if not isinstance(chunk, dict):
+        return
+    facts.has_error |= bool(chunk.get("error"))
+    facts.usage = read_usage(chunk) or facts.usage
+    facts.num_content_chunks += has_content(chunk)
+
+
+def scanned(pieces: list[bytes]) -> Facts:
+    scanner = StreamScanner()
+    for piece in pieces:
+        scanner.feed(piece)
+    assert scanner.has_content == (scanner.num_content_chunks > 0)
+    return Facts(scanner.num_content_chunks, scanner.has_ended, scanner.has_error, scanner.usage)
+
+
+TRICKY = st.sampled_from(
+    [
+        "",
+        "a",
+        "\n",
+        "data: [DONE]",
+        '"usage"',
+        '"error":',
+        "{}",
+        '""',
+        '"finish_reason":null',
+        "é€😀",
+        "\\",
+        '\\"',
+        ": x",
+    ]
+)
+CHUNKS = st.one_of(
+    TRICKY.map(delta),
+    TRICKY.map(lambda text: delta(text, usage=None)),
+    TRICKY.map(lambda text: event({"choices": [{"index": 0, "text": text, "finish_reason": None}]})),
+    TRICKY.map(lambda text: event({"choices": [{"delta": {"content": None, "tool_calls": [text]}}]})),
+    st.just(event({"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})),
+    st.just(event({"choices": [{"delta": {}, "finish_reason": None}]})),
+    st.sampled_from(
+        [finish(), usage_event(3, 4), DONE, b"data:[DONE]\n\n", b": comment\n\n", b"\n", b"data\n\n", b"id: 7\n\n"]
+    ),
+    st.sampled_from([event({"error": {"message": "x"}}), event({"error": None}), b"event: error\ndata: oops\n\n"]),
+    st.sampled_from(
+        [b"event: error\n\n", b'data: {"choices":\ndata: []}\n\n', b"data: not json\n\n", b"data: [1]\n\n"]
+    ),
+    st.just(event({"choices": [None, {"delta": 3}, 7], "usage": 5})),
+    st.just(event({"choices": 3})),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(CHUNKS, max_size=6), st.sampled_from([b"\n", b"\r\n", b"\r"]))
+def test_every_split_point_gives_the_same_facts(chunks: list[bytes], line_end: bytes) -> None:
+    """Two pieces, for all places to cut; and whole, and byte by byte."""
+    stream = b"".join(chunks).replace(b"\n", line_end)
+    wanted = reference(stream)
+    assert scanned([stream]) == wanted
+    assert scanned([stream[i : i + 1] for i in range(len(stream))]) == wanted
+    for cut in range(len(stream)):
+        assert scanned([stream[:cut], stream[cut:]]) == wanted, cut
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(CHUNKS, max_size=8), st.data())
+def test_many_pieces_give_the_same_facts(chunks: list[bytes], data: st.DataObject) -> None:
+    """Any number of pieces, empty ones included; one event a piece is the usual form."""
+    stream = b"".join(chunks)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+    assert scanned(pieces) == reference(stream)
+    assert scanned(chunks) == reference(stream)
+
+
+def test_an_unfinished_event_says_nothing() -> None:
+    """An end marker without the blank line behind it isn't one yet."""
+    assert scanned([DONE[:-1]]) == Facts()
+
+
+def test_an_endless_event_is_not_held() -> None:
+    """Past the bound nothing of it is kept, it counts as content, and the events behind it are seen again."""
+    scanner = StreamScanner()
+    piece = b"x" * 65536
+    scanner.feed(b"data: ")
+    for _ in range(2 * MAX_EVENT_BYTES // len(piece)):
+        scanner.feed(piece)
+    assert sum(map(len, scanner._line)) + sum(map(len, scanner._data)) <= MAX_EVENT_BYTES
+    scanner.feed(b"\n\n" + delta("a") + DONE)
+    assert (scanner.num_content_chunks, scanner.has_ended) == (2, True)
+
+
+def test_an_event_of_endlessly_many_lines_is_not_held() -> None:
+    """The same where every single line is short."""
+    scanner = StreamScanner()
+    lines = b"data: xxxxxxxxxx\n" * 4096
+    for _ in range(MAX_EVENT_BYTES // len(lines) + 2):
+        scanner.feed(lines)
+    assert sum(map(len, scanner._data)) == 0
+    scanner.feed(b"\n" + DONE)
+    assert (scanner.num_content_chunks, scanner.has_ended) == (1, True)
+
+
+def test_usage_with_measured_times() -> None:
+    """Counts, cached tokens and vLLM's metrics; members of the wrong type count as unsaid."""
+    usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}}
+    metrics = {"queue_time_ms": 12.5, "time_to_first_token_ms": 100}
+    assert read_usage({"usage": usage, "metrics": metrics}) == Usage(9, 2, 8, 0.0125, 0.1)
+    odd = {"prompt_tokens": "9", "completion_tokens": True, "prompt_tokens_details": 3}
+    assert read_usage({"usage": odd, "metrics": {"queue_time_ms": -1}}) == Usage()
+    assert read_usage({"usage": None}) is None
+    assert read_usage([1]) is None
+
+
+@pytest.mark.parametrize("size", [10, 1 << 19])
+def test_usage_of_a_whole_answer(size: int) -> None:
+    """Found in small answers and at the end of large ones."""
+    usage = {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}, "completion_tokens": 2}
+    body = json.dumps({"choices": [{"text": "x" * size}], "usage": usage, "id": 1}).encode()
+    assert usage_of_answer(body) == Usage(5, 2, 4)
+    assert usage_of_answer(b'{"a": "' + b"x" * size + b'"}') is None
+    assert usage_of_answer(b'{"usage": {' + b"x" * size) is None
+
+
+@given(st.lists(CHUNKS.filter(lambda chunk: b"[DONE]" not in chunk), max_size=5), st.data())
+@settings(max_examples=200, deadline=None)
+def test_the_comment_goes_before_the_end_marker(chunks: list[bytes], data: st.DataObject) -> None:
+    """Once, between events, with every other byte as it was, however the stream is cut."""
+    line_end = data.draw(st.sampled_from([b"\n", b"\r\n"]))
+    before, marker = b"".join(chunks).replace(b"\n", line_end), DONE.replace(b"\n", line_end)
+    stream = before + marker + b": after\n\n"
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
+    inserter, out, num_comments = CommentInserter(), b"", 0
+    for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        sent, rest = inserter.feed(stream[a:b])
+        out += sent
+        if rest is not None:
+            num_comments += 1
+            out += b"<>" + rest
+    assert num_comments == 1
+    assert out + inserter.flush() == before + b"<>" + stream[len(before) :]
+
+
+def test_without_an_end_marker_nothing_is_put_in_or_lost() -> None:
+    """A stream that ends without one, or with one huge event, comes out as it went in."""
+    inserter = CommentInserter()
+    stream = delta("a") + b"data: [DO"
+    assert inserter.feed(stream)[0] + inserter.flush() == stream
+    inserter = CommentInserter()
+    pieces = [b"data: " + b"x" * 70_000, b"\n\n", DONE]
+    assert [inserter.feed(piece) for piece in pieces] == [(piece, None) for piece in pieces]
