@@ -1,6 +1,7 @@
 """`tailgate-backend`: the bundled engine as an OpenAI-compatible server."""
 
 import logging
+import socket
 import sys
 import time
 from pathlib import Path
@@ -84,12 +85,6 @@ def serve(
     if threads is not None:
         torch.set_num_threads(threads)
     try:
-        sock = bind(host, port)
-    except OSError as error:
-        raise _usage(f"can't listen on {host}:{port}: {error}") from error
-    try:
-        loaded = load_model(model, dtype=DTYPES[dtype], progress=_progress)
-        names = served_model_name or [loaded.name]
         settings = EngineSettings(
             max_model_len=max_model_len,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -100,9 +95,14 @@ def serve(
             policy=policy,
             enable_prefix_caching=not no_prefix_caching,
         )
+        sock = _bind(host, port)
+        loaded = load_model(model, dtype=DTYPES[dtype], progress=_progress)
+        names = served_model_name or [loaded.name]
         engine, metrics = build_engine(loaded, settings, names[0])
     except SettingsError as error:
         raise _usage(str(error)) from error
+    except OSError as error:
+        raise _usage(f"can't read {model}: {error}") from error
     except ValueError as error:
         raise _usage(f"can't load {model}: {error}") from error
     if export_tokenizer is not None:
@@ -115,6 +115,13 @@ def serve(
 def main() -> None:
     """Entry point of the console script."""
     app()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        return bind(host, port)
+    except OSError as error:
+        raise _usage(f"can't listen on {host}:{port}: {error}") from error
 
 
 def _progress(line: str) -> None:

@@ -27,7 +27,10 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Sizes and policies of one engine. None: derived from the model and the memory."""
+    """Sizes and policies of one engine. None: derived from the model and the memory.
+
+    Raises `SettingsError` for what can't work with any model.
+    """
 
     max_model_len: int | None = None
     max_num_batched_tokens: int = 512
@@ -39,17 +42,21 @@ class EngineSettings:
     composer: str = "chunked"
     enable_prefix_caching: bool = True
 
+    def __post_init__(self) -> None:
+        for key, value, choices in (("policy", self.policy, ORDERS), ("composer", self.composer, COMPOSERS)):
+            if value not in choices:
+                raise SettingsError(f"{key} is {value!r}; known: {', '.join(choices)}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise SettingsError(
+                f"max-num-batched-tokens is {self.max_num_batched_tokens}, max-num-seqs {self.max_num_seqs}: "
+                "every running sequence may want a token in every step, so the first must be at least the second"
+            )
+        if self.num_blocks is not None and self.kv_cache_bytes is not None:
+            raise SettingsError("num-blocks and kv-cache-bytes both set the size of the KV cache: give one of them")
+
 
 def build_engine(loaded: LoadedModel, settings: EngineSettings, model_name: str) -> tuple[Engine, Metrics]:
     """An engine over a loaded model, not started. Raises `SettingsError`."""
-    for key, value, choices in (("policy", settings.policy, ORDERS), ("composer", settings.composer, COMPOSERS)):
-        if value not in choices:
-            raise SettingsError(f"{key} is {value!r}; known: {', '.join(choices)}")
-    if settings.max_num_batched_tokens < settings.max_num_seqs:
-        raise SettingsError(
-            f"max-num-batched-tokens is {settings.max_num_batched_tokens}, max-num-seqs {settings.max_num_seqs}: "
-            "every running sequence may want a token in every step, so the first must be at least the second"
-        )
     num_blocks = _num_blocks(loaded, settings)
     max_model_len = _max_model_len(loaded, settings, num_blocks)
     metrics = Metrics(model_name)
@@ -86,8 +93,6 @@ def _detokenizer_factory(loaded: LoadedModel) -> Callable[[bool], Detokenizer]:
 
 
 def _num_blocks(loaded: LoadedModel, settings: EngineSettings) -> int:
-    if settings.num_blocks is not None and settings.kv_cache_bytes is not None:
-        raise SettingsError("num-blocks and kv-cache-bytes both set the size of the KV cache: give one of them")
     if settings.num_blocks is not None:
         return settings.num_blocks
     num_bytes = DEFAULT_KV_CACHE_BYTES if settings.kv_cache_bytes is None else settings.kv_cache_bytes
