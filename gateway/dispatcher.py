@@ -105,6 +105,13 @@ class Dispatcher:
             self.pump()
         return decision
 
+    def end_call(self, place: "Place", call: Call, outcome: Outcome, sample: Sample) -> None:
+        """Give a slot back, and forget the request if that ended it."""
+        self.core.call_ended(call.call_id, outcome, sample, self.clock())
+        if outcome is not Outcome.DROPPED and not place.is_stopping:
+            self._places.pop(place.request.request_id, None)
+        self.pump()
+
     def leave(self, place: "Place") -> None:
         """Forget a request wherever it is, with its place in the queue or its slot."""
         request_id = place.request.request_id
@@ -191,10 +198,8 @@ class Place:
         """The present call is over: its slot goes back. DROPPED leaves the request to `requeue`."""
         call = self._held()
         self.call = None
-        self.is_stopping = False
         self._num_tokens_told = 0
-        self._dispatcher.core.call_ended(call.call_id, outcome, sample or Sample(), self._dispatcher.clock())
-        self._dispatcher.pump()
+        self._dispatcher.end_call(self, call, outcome, sample or Sample())
 
     def requeue(self, exclude: Collection[str]) -> None:
         """Wait again after a dropped call, not to be sent to these replicas."""
@@ -204,6 +209,7 @@ class Place:
     def take(self, call: Call) -> None:
         """The core dispatched the request. For the dispatcher only, as `evicted` and `stop`."""
         self.call = call
+        self.is_stopping = False
         self._wake()
 
     def evicted(self, eviction: Evict) -> None:
