@@ -131,6 +131,7 @@ class ReplicaPool:
         self._told: dict[str, tuple[object, ...]] = {}
         self._watchers: list[_Watcher] = []
         self._trials: dict[str, asyncio.TimerHandle] = {}
+        self._has_available = asyncio.Event()
 
     def start(self) -> None:
         """Begins probing, the first time at once. Call on the event loop."""
@@ -149,6 +150,10 @@ class ReplicaPool:
         self._trials.clear()
         for watcher in watchers:
             await watcher.aclose()
+
+    async def wait_available(self) -> None:
+        """Waits until a replica is available."""
+        await self._has_available.wait()
 
     def get(self, replica_id: str) -> Replica:
         """Raises KeyError for an id that doesn't exist."""
@@ -208,6 +213,10 @@ class ReplicaPool:
                 replica.is_healthy and self._is_irreplaceable(replica, in_rotation)
             )
             self._tell(replica)
+        if any(replica.is_available for replica in self._replicas.values()):
+            self._has_available.set()
+        else:
+            self._has_available.clear()
 
     def _is_irreplaceable(self, ejected: Replica, in_rotation: Mapping[str, bool]) -> bool:
         """Whether a model would be left without a replica: a doubtful one is better than none (Envoy's panic mode)."""

@@ -1,0 +1,170 @@
+"""`tailgate`: the command line of the gateway."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from .app import build_app
+from .config import load_config, parse_config
+from .config_errors import ConfigError
+from .engine_process import EngineError
+from .server import ListenError, bind, serve, url_of
+from .summary import summary
+from .up import UpOptions, run_up
+
+ABOUT = """\
+A scheduling gateway in front of LLM servers: short interactive calls stop waiting for long ones, and every request
+says where its time went.
+
+\b
+Try it, with a small model of its own:
+    tailgate up
+\b
+Put it in front of a server that runs, such as vLLM:
+    tailgate serve --replica http://gpu1:8000
+\b
+With everything configured:
+    tailgate check gateway.yaml && tailgate serve --config gateway.yaml
+"""
+
+app = typer.Typer(
+    help=ABOUT,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"max_content_width": 110},
+)
+
+Host = Annotated[str | None, typer.Option(help="Address to listen on; 0.0.0.0 for every interface.")]
+Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")]
+
+
+@app.command("serve")
+def serve_command(
+    config: Annotated[Path | None, typer.Option(help="YAML file; see: tailgate check --help")] = None,
+    replica: Annotated[
+        list[str] | None,
+        typer.Option(help="URL of a server to put the gateway in front of, without a file. May be repeated."),
+    ] = None,
+    host: Host = None,
+    port: Port = None,
+) -> None:
+    """Serve, in front of servers that run already.
+
+    \b
+    tailgate serve --replica http://gpu1:8000 --replica http://gpu2:8000
+    tailgate serve --config gateway.yaml --port 9000
+
+    vLLM, TGI, SGLang, llama.cpp and other OpenAI-compatible servers are recognised by themselves. Prints
+    `tailgate ready url=URL` to stdout once it listens; GET /readyz says when a replica is available. SIGTERM and
+    Ctrl-C let running answers finish (timeouts.drain_s); a second one stops at once.
+    """
+    if (config is None) == (not replica):
+        raise typer.BadParameter("give either --config FILE or --replica URL")
+    try:
+        if config is not None:
+            resolved = load_config(config)
+        else:
+            resolved = parse_config({"replicas": [{"url": url} for url in replica or ()]}, source="--replica")
+    except ConfigError as error:
+        _fail(str(error))
+    listen = resolved.listen
+    given = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
+    resolved = resolved.model_copy(update={"listen": listen.model_copy(update=given)})
+    _log_to_stderr(resolved.log.level)
+    try:
+        sock = bind(resolved.listen.host, resolved.listen.port)
+    except ListenError as error:
+        _fail(str(error))
+    gateway = build_app(resolved)
+    with sock:
+        text = f"tailgate ready url={url_of(sock)}"
+
+        async def announce() -> None:
+            print(text, flush=True)
+
+        is_good = serve(gateway, gateway.drain, sock, drain_s=resolved.timeouts.drain_s, on_listening=announce)
+    raise typer.Exit(0 if is_good else 1)
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="The YAML file.")],
+) -> None:
+    """Check a configuration: shows what it resolves to, or every error in it (exit code 1).
+
+    \b
+    The smallest file:
+        replicas:
+          - url: http://gpu1:8000
+    \b
+    A larger one:
+        listen: {host: 0.0.0.0, port: 8080}
+        replicas:
+          - {url: http://gpu1:8000, id: gpu1, max_in_flight_tokens: 200000}
+          - {url: http://gpu2:8000, id: gpu2, authorization: Bearer KEY}
+        models:
+          - {name: Qwen/Qwen3-8B, aliases: [gpt-4o-mini], tokenizer: /models/qwen3-8b}
+        default_model: Qwen/Qwen3-8B
+        policy: {ordering: aged-sjf, lanes: drr}
+        timeouts: {queue_s: 120, drain_s: 60}
+    """
+    try:
+        config = load_config(file)
+    except ConfigError as error:
+        _fail(str(error))
+    print(f"{file} is good\n{summary(config)}")
+
+
+@app.command(context_settings={"allow_extra_args": True})
+def up(
+    context: typer.Context,
+    host: Annotated[str, typer.Option(help="Address of the gateway. The engine stays on loopback.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 picks a free one.")] = 8080,
+    engine_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the engine; 0 picks a free one.")] = 0,
+    model: Annotated[
+        str, typer.Option(help='"embedded" (SmolLM2-135M-Instruct), a .gguf file or a Hugging Face folder.')
+    ] = "embedded",
+    access_log: Annotated[
+        str | None, typer.Option(help="Where the access log goes: a file, or stderr. None by default.")
+    ] = None,
+) -> None:
+    """Start the bundled engine and a gateway in front of it: everything on this machine, no GPU needed.
+
+    \b
+    tailgate up
+    tailgate up --model ./Qwen3-0.6B --port 9000
+    tailgate up -- --threads 1 --max-num-seqs 16       what follows -- goes to the engine: tailgate-backend serve --help
+
+    Prints a curl to try once the model is loaded. Ctrl-C or SIGTERM lets running answers finish and ends both.
+    """
+    _log_to_stderr("info")
+    options = UpOptions(host, port, engine_port, model, access_log, tuple(context.args))
+    try:
+        code = run_up(options)
+    except (ListenError, EngineError, ConfigError) as error:
+        _fail(str(error))
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    # A line per probe and per start would drown the gateway's own.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def _fail(message: str) -> NoReturn:
+    print(message, file=sys.stderr)
+    raise typer.Exit(1)

@@ -1,0 +1,52 @@
+"""A configuration in words, as `tailgate check` shows it."""
+
+from .config import GatewayConfig, ModelConfig, ReplicaConfig
+
+
+def summary(config: GatewayConfig) -> str:
+    """The resolved configuration, a line per thing, without secrets."""
+    timeouts, limits = config.timeouts, config.limits
+    lines = [f"listen    http://{config.listen.host}:{config.listen.port}"]
+    lines += [f"replica   {_replica(replica)}" for replica in config.replicas]
+    lines += [f"model     {_model(model)}" for model in config.models]
+    lines += [f"default   {config.default_model or 'none: requests must name a model'}"]
+    lines += [f"policy    {config.policy.spec().name}"]
+    lines += [
+        f"option    {part}.{key} = {value}"
+        for part, given in config.policy.options.items()
+        for key, value in given.items()
+    ]
+    lines += [
+        f"timeouts  connect {timeouts.connect_s:g} s, first byte {timeouts.first_byte_s:g} s, "
+        f"idle {timeouts.idle_s:g} s, queue {timeouts.queue_s:g} s, receive {timeouts.receive_s:g} s, "
+        f"drain {timeouts.drain_s:g} s",
+        f"limits    body {limits.max_body_bytes} bytes, JSON depth {limits.max_json_depth}, "
+        f"attempts {limits.max_attempts}",
+        f"probes    every {config.probes.interval_s:g} s, within {config.probes.timeout_s:g} s",
+        f"log       {config.log.level}; access log: {config.log.access or 'none'}",
+    ]
+    return "\n".join(lines)
+
+
+def _replica(replica: ReplicaConfig) -> str:
+    parts = [f"{replica.id}  {replica.url}  kind {replica.kind}"]
+    parts += ["models " + (", ".join(replica.models) if replica.models is not None else "probed")]
+    if replica.max_in_flight_tokens is not None:
+        parts += [f"at most {replica.max_in_flight_tokens} tokens in flight"]
+    if replica.max_prefill_tokens is not None:
+        parts += [f"at most {replica.max_prefill_tokens} prefill tokens"]
+    if replica.authorization is not None:
+        parts += ["own authorization"]
+    if replica.priority_scheduling:
+        parts += ["priority scheduling"]
+    return ", ".join(parts)
+
+
+def _model(model: ModelConfig) -> str:
+    parts = [model.name]
+    if model.aliases:
+        parts += ["also " + ", ".join(model.aliases)]
+    parts += [f"tokenizer {model.tokenizer}" if model.tokenizer is not None else "tokens counted by replica or bytes"]
+    if model.default_max_output_tokens is not None:
+        parts += [f"{model.default_max_output_tokens} output tokens assumed"]
+    return ", ".join(parts)

@@ -1,0 +1,142 @@
+"""`tailgate up`: the bundled engine and a gateway in front of it, as one thing that starts and ends together."""
+
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from .app import build_app
+from .config import GatewayConfig, parse_config
+from .engine_process import EngineError, EngineProcess, Ready, engine_program
+from .server import bind, serve, url_of
+
+TRY_IT = """\
+tailgate ready url={url} model={model}
+
+  curl {url}/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{{"messages": [{{"role": "user", "content": "The capital of France is"}}], "temperature": 0}}'
+
+Where a request's time went: curl -i shows it in server-timing; more at {url}/docs and {url}/metrics
+Ctrl-C stops both.\
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What `tailgate up` was asked for."""
+
+    host: str
+    port: int
+    engine_port: int
+    model: str
+    access_log: str | None
+    engine_arguments: Sequence[str]
+
+
+class Progress:
+    """What the engine says while it loads: one moving line on a terminal, plain lines elsewhere; later, its log."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, markup=False)
+        self._status = self._console.status("starting the engine …")
+        self._lock = threading.Lock()
+        self._is_loading = False
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        self._is_loading = True
+        try:
+            if self._console.is_terminal:
+                with self._status:
+                    yield
+            else:
+                yield
+        finally:
+            with self._lock:
+                self._is_loading = False
+
+    def line(self, text: str) -> None:
+        """A line of the engine's, from whichever thread."""
+        with self._lock:
+            if self._is_loading and self._console.is_terminal:
+                self._status.update(text)
+            else:
+                self._console.print(f"engine: {text}", soft_wrap=True)
+
+
+def run_up(options: UpOptions) -> int:
+    """Runs until a signal, or until the engine dies. The exit code. Raises ListenError, EngineError."""
+    sock = bind(options.host, options.port)
+    progress = Progress()
+    with sock, _ends_by_exception(), tempfile.TemporaryDirectory(prefix="tailgate-") as folder:
+        engine = EngineProcess(_command(options, folder), progress.line)
+        try:
+            with progress.loading():
+                engine.start()
+                ready = engine.wait_ready()
+            engine.watch(on_death=lambda: os.kill(os.getpid(), signal.SIGTERM))
+            config = _config(options, ready, Path(folder))
+            gateway = build_app(config)
+            text = TRY_IT.format(url=url_of(sock), model=ready.model)
+
+            async def announce() -> None:
+                await gateway.pool.wait_available()
+                print(text, flush=True)  # noqa: T201 - the command's output
+
+            is_good = serve(gateway, gateway.drain, sock, drain_s=config.timeouts.drain_s, on_listening=announce)
+            if engine.has_died:
+                raise EngineError(engine.last_words())
+            return 0 if is_good else 1
+        except KeyboardInterrupt:
+            if engine.has_died:
+                raise EngineError(engine.last_words()) from None
+            return 130
+        finally:
+            engine.stop()
+
+
+def _command(options: UpOptions, folder: str) -> list[str]:
+    return [
+        *(engine_program(), "serve", "--model", options.model, "--port", str(options.engine_port)),
+        *("--export-tokenizer", folder, *options.engine_arguments),
+    ]
+
+
+def _config(options: UpOptions, ready: Ready, folder: Path) -> GatewayConfig:
+    arguments = " ".join(options.engine_arguments)
+    replica = {
+        "id": "engine",
+        "url": ready.url,
+        "kind": "tailgate-backend",
+        "priority_scheduling": "--policy priority" in arguments or "--policy=priority" in arguments,
+    }
+    return parse_config(
+        {
+            "replicas": [replica],
+            "models": [{"name": ready.model, "tokenizer": str(folder)}],
+            "default_model": ready.model,
+            "log": {"access": options.access_log},
+        },
+        source="tailgate up",
+    )
+
+
+@contextmanager
+def _ends_by_exception() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does, so that the engine is stopped and nothing is left behind."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

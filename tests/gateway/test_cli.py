@@ -1,0 +1,359 @@
+"""The command line: what it teaches, what it refuses, and how it ends. Processes are real ones on port 0."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil  # type: ignore[import-untyped]
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli import app
+from gateway.server import ListenError, bind, url_of
+
+from .tiny_replica import models_page, tiny_replica, until
+
+DEADLINE_S = 30.0
+FAKE_ENGINE = """
+import http.server, json, os, signal, sys, threading
+print("loading weights", file=sys.stderr, flush=True)
+mode = sys.argv[sys.argv.index("--mode") + 1] if "--mode" in sys.argv else "good"
+folder = sys.argv[sys.argv.index("--export-tokenizer") + 1]
+if mode == "dies":
+    print("no such model: frobnicate", file=sys.stderr)
+    sys.exit(3)
+if mode == "stuck":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+from tokenizers import Tokenizer, models
+Tokenizer(models.BPE()).save(folder + "/tokenizer.json")
+PAGES = {"/health": {}, "/v1/models": {"data": [{"id": "fake", "owned_by": "tailgate"}]}}
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = json.dumps(PAGES.get(self.path, {})).encode()
+        self.send_response(200 if self.path in PAGES else 404)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_): pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(f"tailgate-backend ready url=http://127.0.0.1:{server.server_port} model=fake", flush=True)
+server.serve_forever()
+"""
+
+
+class Process:
+    """A command whose output is read as it comes."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.popen = subprocess.Popen(
+            [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    async def url(self) -> str:
+        """From the line that says it is ready."""
+        assert self.popen.stdout is not None
+        line = await asyncio.wait_for(asyncio.to_thread(self.popen.stdout.readline), DEADLINE_S)
+        assert line.startswith("tailgate ready url="), line
+        return line.split()[2].removeprefix("url=")
+
+    async def ended(self) -> int:
+        return await asyncio.wait_for(asyncio.to_thread(self.popen.wait), DEADLINE_S)
+
+    def errors(self) -> str:
+        assert self.popen.stderr is not None
+        return self.popen.stderr.read()
+
+
+@contextlib.contextmanager
+def running(*arguments: str) -> Iterator[Process]:
+    process = Process(*arguments)
+    try:
+        yield process
+    finally:
+        if process.popen.poll() is None:
+            process.popen.kill()
+        process.popen.communicate()
+
+
+def tailgate(*arguments: str) -> contextlib.AbstractContextManager[Process]:
+    return running("-c", "from gateway.cli import main; main()", *arguments)
+
+
+def up(engine: Path, *engine_arguments: str) -> contextlib.AbstractContextManager[Process]:
+    code = (
+        "import sys, gateway.up as up, gateway.cli as cli, gateway.engine_process as engine_process\n"
+        f"up._command = lambda options, folder: [sys.executable, {str(engine)!r},"
+        " '--export-tokenizer', folder, *options.engine_arguments]\n"
+        "engine_process.STOP_GRACE_S = 1.0\n"
+        "cli.main()"
+    )
+    return running("-c", code, "up", "--port", "0", "--", *engine_arguments)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    file = tmp_path / "engine.py"
+    file.write_text(FAKE_ENGINE)
+    return file
+
+
+def child_of(process: Process) -> psutil.Process:
+    (child,) = psutil.Process(process.popen.pid).children()
+    return child
+
+
+def test_help_teaches() -> None:
+    """Every command shows how it is used."""
+    runner = CliRunner()
+    for arguments, taught in (
+        (["--help"], "tailgate serve --replica http://gpu1:8000"),
+        (["serve", "--help"], "tailgate serve --config gateway.yaml --port 9000"),
+        (["check", "--help"], "- url: http://gpu1:8000"),
+        (["up", "--help"], "tailgate up -- --threads 1"),
+    ):
+        result = runner.invoke(app, arguments)
+        assert result.exit_code == 0
+        assert taught in result.output
+
+
+def test_check_shows_what_a_file_resolves_to(tmp_path: Path) -> None:
+    """Without secrets."""
+    file = tmp_path / "gateway.yaml"
+    file.write_text(
+        "replicas:\n  - {url: 'http://a:1', authorization: Bearer hunter2, max_in_flight_tokens: 5, models: [m],"
+        " max_prefill_tokens: 4, priority_scheduling: true}\n"
+        "models: [{name: m, aliases: [x], default_max_output_tokens: 9}]\n"
+        "policy: {options: {aged-sjf: {ageing: 0.2}}}\n"
+    )
+    result = CliRunner().invoke(app, ["check", str(file)])
+    assert result.exit_code == 0
+    for part in ("is good", "r1  http://a:1", "at most 5 tokens in flight", "also x", "aged-sjf.ageing = 0.2"):
+        assert part in result.output
+    assert "hunter2" not in result.output
+
+
+def test_check_lists_every_error(tmp_path: Path) -> None:
+    """And exits with 1."""
+    file = tmp_path / "gateway.yaml"
+    file.write_text("replicas: [{url: nope}]\nlisten: {prt: 1}\n")
+    result = CliRunner().invoke(app, ["check", str(file)])
+    assert result.exit_code == 1
+    assert "2 errors" in result.output
+    assert "did you mean port?" in result.output
+
+
+@pytest.mark.parametrize("arguments", [[], ["--config", "x.yaml", "--replica", "http://a:1"]])
+def test_serve_wants_a_file_or_replicas(arguments: list[str]) -> None:
+    """One of them."""
+    result = CliRunner().invoke(app, ["serve", *arguments])
+    assert result.exit_code == 2
+    assert "--config" in result.output
+
+
+def test_serve_refuses_a_bad_replica() -> None:
+    """With the same errors as a file."""
+    result = CliRunner().invoke(app, ["serve", "--replica", "ftp://a"])
+    assert result.exit_code == 1
+    assert "replicas[0].url" in result.output
+
+
+def test_a_port_in_use_is_told_clearly() -> None:
+    """Before anything is started."""
+    with bind("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+        assert url_of(sock) == f"http://127.0.0.1:{port}"
+        for arguments in (
+            ["serve", "--replica", "http://127.0.0.1:9", "--port", str(port)],
+            ["up", "--port", str(port)],
+        ):
+            result = CliRunner().invoke(app, arguments)
+            assert result.exit_code == 1
+            assert f"port {port}" in result.output
+            assert "--port" in result.output
+    with pytest.raises(ListenError, match="no address"):
+        bind("no.such.host.invalid", 0)
+    with bind("::1", 0) as sock:
+        assert url_of(sock).startswith("http://[::1]:")
+
+
+async def test_serve_serves_until_sigterm() -> None:
+    """Ready line, readiness once a replica answers, a clean end."""
+    async with tiny_replica(health=(200, ""), v1_models=models_page("m")) as fake:
+        with tailgate("serve", "--replica", fake.url, "--port", "0") as process:
+            url = await process.url()
+            async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+                await ready(client)
+                models = (await client.get("/v1/models")).json()
+                assert [model["id"] for model in models["data"]] == ["m"]
+            process.popen.send_signal(signal.SIGTERM)
+            assert await process.ended() == 0
+
+
+async def ready(client: httpx.AsyncClient, status: int = 200) -> None:
+    """Waits for this status of /readyz."""
+    async with asyncio.timeout(DEADLINE_S):
+        while (await client.get("/readyz")).status_code != status:  # noqa: ASYNC110 - another process's state
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("is_patient", [True, False])
+async def test_sigterm_drains(tmp_path: Path, is_patient: bool) -> None:
+    """Readiness goes, new work is refused, what runs may finish until the deadline."""
+    answering, finish = asyncio.Event(), asyncio.Event()
+
+    async def complete(_: bytes) -> tuple[int, Any]:
+        answering.set()
+        await finish.wait()
+        return 200, {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+
+    async with tiny_replica(health=(200, ""), v1_models=models_page("m"), v1_completions=complete) as fake:
+        file = tmp_path / "gateway.yaml"
+        drain_s = 20 if is_patient else 0.3
+        file.write_text(f"replicas: [{{url: '{fake.url}'}}]\nlisten: {{port: 0}}\ntimeouts: {{drain_s: {drain_s}}}\n")
+        with tailgate("serve", "--config", str(file)) as process:
+            url = await process.url()
+            async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=DEADLINE_S) as client:
+                await ready(client)
+                body = {"model": "m", "prompt": "x"}
+                running_one = asyncio.create_task(client.post("/v1/completions", json=body))
+                await answering.wait()
+                process.popen.send_signal(signal.SIGTERM)
+                if is_patient:
+                    await ready(client, 503)
+                    refused = await client.post("/v1/completions", json=body)
+                    assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+                    finish.set()
+                    assert (await running_one).status_code == 200
+                else:
+                    with contextlib.suppress(httpx.HTTPError):
+                        assert (await running_one).status_code >= 500
+                assert await process.ended() == 0
+                finish.set()
+
+
+async def test_a_second_signal_ends_at_once() -> None:
+    """However long the drain might take."""
+    answering = asyncio.Event()
+
+    async def never(_: bytes) -> tuple[int, Any]:
+        answering.set()
+        await asyncio.Event().wait()
+        return 200, {}
+
+    async with tiny_replica(health=(200, ""), v1_models=models_page("m"), v1_completions=never) as fake:
+        with tailgate("serve", "--replica", fake.url, "--port", "0") as process:
+            url = await process.url()
+            async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=DEADLINE_S) as client:
+                await ready(client)
+                request = asyncio.create_task(client.post("/v1/completions", json={"model": "m", "prompt": "x"}))
+                await answering.wait()
+                process.popen.send_signal(signal.SIGINT)
+                await ready(client, 503)
+                began_s = time.monotonic()
+                process.popen.send_signal(signal.SIGINT)
+                await process.ended()
+                assert time.monotonic() - began_s < 10.0
+                await asyncio.wait([request])
+                assert request.exception() is not None or request.result().status_code >= 500
+
+
+async def test_a_gateway_that_cannot_start_exits_with_1(tmp_path: Path) -> None:
+    """And says why."""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    file = tmp_path / "gateway.yaml"
+    file.write_text("replicas: [{url: 'http://a:1'}]\nlisten: {port: 0}\nmodels: [{name: m, tokenizer: .}]\n")
+    with tailgate("serve", "--config", str(file)) as process:
+        assert await process.ended() == 1
+        assert "tokenizer.json" in process.errors()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_up_starts_and_ends_both(engine: Path, number: signal.Signals) -> None:
+    """Ready means that requests can be served; one signal ends the gateway, then the engine."""
+    with up(engine) as process:
+        url = await process.url()
+        child = child_of(process)
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+            assert (await client.get("/readyz")).status_code == 200
+        process.popen.send_signal(number)
+        assert await process.ended() == 0
+        assert not child.is_running()
+
+
+async def test_up_kills_an_engine_that_does_not_end(engine: Path) -> None:
+    """After its grace."""
+    with up(engine, "--mode", "stuck") as process:
+        await process.url()
+        child = child_of(process)
+        process.popen.send_signal(signal.SIGTERM)
+        assert await process.ended() == 0
+        assert not child.is_running()
+
+
+async def test_up_shows_why_the_engine_died(engine: Path) -> None:
+    """Its own words, and exit code 1."""
+    with up(engine, "--mode", "dies") as process:
+        assert await process.ended() == 1
+        errors = process.errors()
+        assert "the engine ended with exit code 3" in errors
+        assert "no such model: frobnicate" in errors
+
+
+async def test_up_ends_when_the_engine_dies_later(engine: Path) -> None:
+    """A gateway in front of nothing is no use."""
+    with up(engine) as process:
+        await process.url()
+        child_of(process).kill()
+        assert await process.ended() == 1
+        assert "killed by signal 9" in process.errors()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can tie a process to its parent")
+async def test_a_killed_gateway_takes_the_engine_with_it(engine: Path) -> None:
+    """Even by SIGKILL."""
+    with up(engine) as process:
+        await process.url()
+        child = child_of(process)
+        os.kill(process.popen.pid, signal.SIGKILL)
+        await process.ended()
+        await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+async def test_up_can_be_interrupted_while_the_engine_loads(tmp_path: Path) -> None:
+    """Nothing is left behind."""
+    slow = tmp_path / "engine.py"
+    slow.write_text("import sys, time\nprint('loading', file=sys.stderr, flush=True)\ntime.sleep(600)\n")
+    with up(slow) as process:
+        assert process.popen.stderr is not None
+        line = await asyncio.to_thread(process.popen.stderr.readline)
+        assert "engine: loading" in line
+        child = child_of(process)
+        process.popen.send_signal(signal.SIGTERM)
+        assert await process.ended() == 130
+        assert not child.is_running()
+
+
+def test_the_guard_refuses_a_parent_that_is_gone() -> None:
+    """The engine isn't started for nobody."""
+    result = subprocess.run(
+        [sys.executable, "-m", "gateway.guard", "1", sys.executable, "-c", "print('ran')"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (result.returncode, result.stdout) == (1, "")
+
+
+def test_a_socket_is_listening_once_bound() -> None:
+    """Clients that come before everything is ready wait instead of being refused."""
+    with bind("127.0.0.1", 0) as sock, socket.create_connection(sock.getsockname()[:2], timeout=5):
+        pass
