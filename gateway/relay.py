@@ -116,9 +116,10 @@ class Relay:
         )
         while True:
             piece = await exchange.read()
+            read_s = clock()
             if piece:
                 if scanner is not None:
-                    self._scan(scanner, piece)
+                    self._scan(scanner, piece, read_s)
                 elif self._kept is not None:
                     self._keep(piece)
             is_end = exchange.is_at_end
@@ -128,35 +129,33 @@ class Relay:
                 self._ended(status)
                 self._client.response_complete()
                 await send({"type": "http.response.body", "body": piece, "more_body": False})
-                self._sent_first(clock())
+                if self._first_s is not None and self._record.ttft_s is None:
+                    self._record.ttft_s = clock() - self._record.arrival_s
                 return
             if not piece:
                 continue
-            before_s = clock()
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-            after_s = clock()
-            if after_s - before_s > SLOW_SEND_S:
+            sent_s = clock()
+            if sent_s - read_s > SLOW_SEND_S:
                 layer = self._record.layer
-                self._record.enter(Layer.RELAY, before_s)
-                self._record.enter(layer, after_s)
-            self._sent_first(after_s)
+                self._record.enter(Layer.RELAY, read_s)
+                self._record.enter(layer, sent_s)
+            if self._first_s is not None and self._record.ttft_s is None:
+                self._record.ttft_s = sent_s - self._record.arrival_s
 
-    def _scan(self, scanner: StreamScanner, piece: bytes) -> None:
+    def _scan(self, scanner: StreamScanner, piece: bytes, now_s: float) -> None:
+        num_before = scanner.num_content_chunks
         scanner.feed(piece)
-        if not scanner.has_content:
-            return
         num_chunks = scanner.num_content_chunks
-        self._last_s = self._clock()
+        if num_chunks == num_before:
+            return
+        self._last_s = now_s
         if self._first_s is None:
-            self._first_s = self._last_s
-            self._record.upstream_ttft_s = self._first_s - self._dispatched_s
-            self._record.enter(Layer.DECODE, self._first_s)
+            self._first_s = now_s
+            self._record.upstream_ttft_s = now_s - self._dispatched_s
+            self._record.enter(Layer.DECODE, now_s)
             self._place.first_token()
         self._place.progress(num_chunks)
-
-    def _sent_first(self, now_s: float) -> None:
-        if self._first_s is not None and self._record.ttft_s is None:
-            self._record.ttft_s = now_s - self._record.arrival_s
 
     def _keep(self, piece: bytes) -> None:
         assert self._kept is not None

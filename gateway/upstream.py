@@ -7,7 +7,7 @@ request goes once more over a fresh one, invisibly. Nothing else is ever sent tw
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 from .connection import Connection
@@ -174,9 +174,9 @@ class Exchange:
         connection.set_limit(self._upstream.gap_s)
         return connection.status, connection.headers
 
-    async def read(self) -> bytes:
+    def read(self) -> Awaitable[bytes]:
         """The next bytes of the body, b"" at its proper end. Raises UpstreamError when it can't be completed."""
-        return await self._taken().read()
+        return self._taken().read()
 
     @property
     def is_at_end(self) -> bool:
