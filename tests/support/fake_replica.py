@@ -7,6 +7,7 @@ themselves.
 import asyncio
 import json
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -87,7 +88,10 @@ class FakeReplica:
     closed before the behaviour was done; `num_running` the behaviours that run.
     """
 
-    def __init__(self, behaviour: Behaviour, *, models: tuple[str, ...] = ("m1",)) -> None:
+    def __init__(
+        self, behaviour: Behaviour, *, models: tuple[str, ...] = ("m1",), tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._tls = tls
         self.behaviour = behaviour
         self.models = models
         self.received: list[Received] = []
@@ -101,8 +105,8 @@ class FakeReplica:
         self.is_healthy = True
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, limit=1 << 24)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, limit=1 << 24, ssl=self._tls)
+        self.url = f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
     async def __aexit__(
