@@ -119,8 +119,6 @@ class ModelConfig(_Section):
     aliases: Names = ()
     tokenizer: TokenizerPath | None = None
     """Folder with tokenizer.json (and tokenizer_config.json or chat_template.jinja for chat), for exact counts."""
-    default_max_output_tokens: Count | None = None
-    """Output assumed for a request that sets no bound of its own, until enough of them were served to know."""
 
 
 class PolicyConfig(_Section):

@@ -5,18 +5,19 @@ Figures that exist anyway (queued, in flight, available) are read when the page 
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from policies.dispatch import DispatchCore
 from policies.types import Lane
 
-from .attribution import Layer, Record
+from .attribution import Record
 from .replicas import Replica
+from .series import Counters, Histograms
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 TPOT_BUCKETS_S = (
@@ -55,68 +56,60 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "tailgate_requests_total",
-            "Finished requests.",
-            ["route", "lane", "outcome"],
-            registry=self.registry,
-        )
-        self._turned_away = Counter(
+        lane = ["lane"]
+        self._requests = self._counters("tailgate_requests_total", "Finished requests.", ["route", "lane", "outcome"])
+        self._turned_away = self._counters(
             "tailgate_requests_turned_away_total",
             "Requests rejected before queueing or evicted from the queue, by reason.",
             ["outcome", "reason"],
-            registry=self.registry,
         )
-        self._retries = Counter(
-            "tailgate_retries_total", "Calls to replicas beyond each request's first.", registry=self.registry
-        )
-        self._layers = Histogram(
+        self._retries = self._counters("tailgate_retries_total", "Calls to replicas beyond each request's first.", [])
+        self._layers = self._histograms(
             "tailgate_layer_seconds",
             "Time that requests spent in each layer; a request's layers sum to its whole time.",
             ["layer", "lane"],
-            buckets=LATENCY_BUCKETS_S,
-            registry=self.registry,
+            LATENCY_BUCKETS_S,
         )
-        self._ttft = self._histogram("tailgate_ttft_seconds", "Arrival here to the first content sent on.")
-        self._e2e = self._histogram("tailgate_e2e_seconds", "Arrival here to the end of the answer.")
-        self._tpot = self._histogram(
-            "tailgate_tpot_seconds", "Time per output token after the first.", buckets=TPOT_BUCKETS_S
+        self._ttft = self._histograms(
+            "tailgate_ttft_seconds", "Arrival here to the first content sent on.", lane, LATENCY_BUCKETS_S
         )
-        self._prompt_tokens = Counter(
-            "tailgate_prompt_tokens_total", "Prompt tokens of finished requests.", ["lane"], registry=self.registry
+        self._e2e = self._histograms(
+            "tailgate_e2e_seconds", "Arrival here to the end of the answer.", lane, LATENCY_BUCKETS_S
         )
-        self._cached_tokens = Counter(
-            "tailgate_cached_prompt_tokens_total",
-            "Prompt tokens that replicas had in their prefix cache.",
-            ["lane"],
-            registry=self.registry,
+        self._tpot = self._histograms(
+            "tailgate_tpot_seconds", "Time per output token after the first.", lane, TPOT_BUCKETS_S
         )
-        self._output_tokens = Counter(
-            "tailgate_output_tokens_total", "Output tokens of finished requests.", ["lane"], registry=self.registry
+        self._prompt_tokens = self._counters(
+            "tailgate_prompt_tokens_total", "Prompt tokens of finished requests.", lane
         )
-        self._counts = Counter(
+        self._cached_tokens = self._counters(
+            "tailgate_cached_prompt_tokens_total", "Prompt tokens that replicas had in their prefix cache.", lane
+        )
+        self._output_tokens = self._counters(
+            "tailgate_output_tokens_total", "Output tokens of finished requests.", lane
+        )
+        self._counts = self._counters(
             "tailgate_prompt_token_counts_total",
             "Prompts counted, by source: local tokenizer, replica, or bytes per token.",
             ["source"],
-            registry=self.registry,
         )
-        self._prediction_error = self._histogram(
+        self._prediction_error = self._histograms(
             "tailgate_output_prediction_error_ratio",
             "Difference of predicted and actual output tokens, as a share of the larger.",
-            buckets=ERROR_BUCKETS,
+            lane,
+            ERROR_BUCKETS,
         )
-        self._lag = Histogram(
-            "tailgate_event_loop_lag_seconds",
-            "How late the event loop ran a timer.",
-            buckets=LAG_BUCKETS_S,
-            registry=self.registry,
+        self._lag = self._histograms(
+            "tailgate_event_loop_lag_seconds", "How late the event loop ran a timer.", [], LAG_BUCKETS_S
         )
         ProcessCollector(registry=self.registry)
-        self._layer_children: dict[tuple[Layer, str], Histogram] = {}
         self._lag_task: asyncio.Task[None] | None = None
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = LATENCY_BUCKETS_S) -> Histogram:
-        return Histogram(name, text, ["lane"], buckets=buckets, registry=self.registry)
+    def _counters(self, name: str, text: str, labels: Sequence[str]) -> Counters:
+        return Counters(self.registry, name, text, labels)
+
+    def _histograms(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]) -> Histograms:
+        return Histograms(self.registry, name, text, labels, bounds)
 
     def start(self) -> None:
         """Begins sampling the event loop's lag. Call on the loop."""
@@ -133,7 +126,7 @@ class Metrics:
         while True:
             due_s = loop.time() + LAG_INTERVAL_S
             await asyncio.sleep(LAG_INTERVAL_S)
-            self._lag.observe(max(0.0, loop.time() - due_s))
+            self._lag.at().add(max(0.0, loop.time() - due_s))
 
     def bind(
         self,
@@ -149,38 +142,31 @@ class Metrics:
     def observe(self, record: Record) -> None:
         """A request ended, however it did."""
         lane = record.lane.value if record.lane is not None else NO_LANE
-        self._requests.labels(record.route, lane, record.outcome).inc()
+        self._requests.at(record.route, lane, record.outcome).add()
         if record.outcome in ("rejected", "evicted"):
-            self._turned_away.labels(record.outcome, record.reason or "unknown").inc()
+            self._turned_away.at(record.outcome, record.reason or "unknown").add()
         if record.attempt > 1:
-            self._retries.inc(record.attempt - 1)
+            self._retries.at().add(record.attempt - 1)
         for layer, duration_s in record.layers.items():
-            child = self._layer_children.get((layer, lane))
-            if child is None:
-                child = self._layer_children[layer, lane] = self._layers.labels(layer.value, lane)
-            child.observe(duration_s)
-        self._e2e.labels(lane).observe(record.total_s)
+            self._layers.at(layer.value, lane).add(duration_s)
+        self._e2e.at(lane).add(record.total_s)
         if record.ttft_s is not None:
-            self._ttft.labels(lane).observe(record.ttft_s)
+            self._ttft.at(lane).add(record.ttft_s)
         if record.tpot_s is not None:
-            self._tpot.labels(lane).observe(record.tpot_s)
+            self._tpot.at(lane).add(record.tpot_s)
         if record.prompt_tokens_source is not None:
-            self._counts.labels(record.prompt_tokens_source).inc()
-        self._observe_tokens(record, lane)
-
-    def _observe_tokens(self, record: Record, lane: str) -> None:
+            self._counts.at(record.prompt_tokens_source).add()
         if record.prompt_tokens:
-            self._prompt_tokens.labels(lane).inc(record.prompt_tokens)
+            self._prompt_tokens.at(lane).add(record.prompt_tokens)
         if record.cached_tokens:
-            self._cached_tokens.labels(lane).inc(record.cached_tokens)
-        if not record.output_tokens:
-            return
-        self._output_tokens.labels(lane).inc(record.output_tokens)
-        # Only answers that ended by themselves say how long they were going to be.
-        if record.outcome == "ok" and record.predicted_output_tokens is not None:
-            larger = max(record.predicted_output_tokens, record.output_tokens)
-            error_tokens = abs(record.predicted_output_tokens - record.output_tokens)
-            self._prediction_error.labels(lane).observe(error_tokens / larger)
+            self._cached_tokens.at(lane).add(record.cached_tokens)
+        if record.output_tokens:
+            self._output_tokens.at(lane).add(record.output_tokens)
+            # Only answers that ended by themselves say how long they were going to be.
+            if record.outcome == "ok" and record.predicted_output_tokens is not None:
+                larger = max(record.predicted_output_tokens, record.output_tokens)
+                error_tokens = abs(record.predicted_output_tokens - record.output_tokens)
+                self._prediction_error.at(lane).add(error_tokens / larger)
 
     def render(self) -> tuple[bytes, str]:
         """The page in Prometheus text format, and its content type."""

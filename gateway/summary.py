@@ -47,6 +47,4 @@ def _model(model: ModelConfig) -> str:
     if model.aliases:
         parts += ["also " + ", ".join(model.aliases)]
     parts += [f"tokenizer {model.tokenizer}" if model.tokenizer is not None else "tokens counted by replica or bytes"]
-    if model.default_max_output_tokens is not None:
-        parts += [f"{model.default_max_output_tokens} output tokens assumed"]
     return ", ".join(parts)

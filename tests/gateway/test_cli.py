@@ -131,7 +131,7 @@ def test_check_shows_what_a_file_resolves_to(tmp_path: Path) -> None:
     file.write_text(
         "replicas:\n  - {url: 'http://a:1', authorization: Bearer hunter2, max_in_flight_tokens: 5, models: [m],"
         " max_prefill_tokens: 4, priority_scheduling: true}\n"
-        "models: [{name: m, aliases: [x], default_max_output_tokens: 9}]\n"
+        "models: [{name: m, aliases: [x]}]\n"
         "policy: {options: {aged-sjf: {ageing: 0.2}}}\n"
     )
     result = CliRunner().invoke(app, ["check", str(file)])

@@ -5,12 +5,14 @@ import time
 from typing import Any
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.attribution import Layer, Record
 from gateway.config import parse_config
 from gateway.metrics import Metrics
 from gateway.replicas import ReplicaPool
+from gateway.series import Counters, Distribution
 from policies.config import PolicySpec, build_policy
 from policies.dispatch import DispatchCore
 from policies.types import Lane
@@ -118,8 +120,18 @@ async def test_the_loops_lag_is_sampled_until_closed() -> None:
     assert not any(task.get_name() == "event-loop-lag" for task in asyncio.all_tasks())
 
 
+def test_buckets_are_cumulative_and_closed_above() -> None:
+    """A value on a bound belongs to that bound; what is over all of them counts in +Inf only."""
+    series = Distribution((1.0, 2.0))
+    for figure in (0.5, 1.0, 1.5, 2.0, 99.0):
+        series.add(figure)
+    assert series.cumulated() == ([("1.0", 2.0), ("2.0", 4.0), ("+Inf", 5.0)], 104.0)
+
+
 def test_names_follow_one_scheme() -> None:
-    """Prefix, units in the name, no milliseconds."""
+    """Prefix, units in the name, no milliseconds, none twice."""
+    with pytest.raises(ValueError, match="Duplicated"):
+        Counters(Metrics().registry, "tailgate_retries_total", "", [])
     for family in Metrics().registry.collect():
         if family.name.startswith("process_"):
             continue
