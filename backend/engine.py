@@ -180,6 +180,9 @@ class Engine:
             self.run_pending()
             if self._is_stopped:
                 break
+        # Requests that came in while it stopped get their error, too.
+        while not self._inbox.empty():
+            self._handle(self._inbox.get())
         self._fail(list(self._live), "the engine was stopped")
 
     def _handle(self, message: _Submit | _Abort | _Stop) -> None:
