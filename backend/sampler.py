@@ -106,8 +106,8 @@ def _draw(
         floor = torch.tensor([[p.min_p] for p in params]) * weights.amax(-1, keepdim=True)
         weights = weights.masked_fill(weights < floor, 0.0)
     cut = [i for i, p in enumerate(params) if p.top_k > 0 or p.top_p < 1.0]
+    whole = [i for i, p in enumerate(params) if p.top_k == 0 and p.top_p == 1.0]
     token_ids = torch.empty(len(params), dtype=torch.int64)
-    whole = [i for i in range(len(params)) if i not in set(cut)]
     if whole:
         token_ids[whole] = _invert(weights[whole], uniform[whole])
     if cut:
