@@ -6,6 +6,7 @@ second signal ends it at once.
 """
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import Callable, Coroutine
@@ -45,7 +46,11 @@ def bind(host: str, port: int) -> socket.socket:
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        hint = "another process listens there; choose another with --port" if error.errno == 98 else error.strerror
+        hint = (
+            "another process listens there; choose another with --port"
+            if error.errno == errno.EADDRINUSE
+            else error.strerror
+        )
         raise ListenError(f"can't listen on {host} port {port}: {hint}") from error
     return sock
 

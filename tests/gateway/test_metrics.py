@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.attribution import Layer, Record
 from gateway.config import parse_config
 from gateway.metrics import Metrics
+from gateway.replica_metrics import ReplicaLoad
 from gateway.replicas import ReplicaPool
 from gateway.series import Counters, Distribution
 from policies.config import PolicySpec, build_policy
@@ -105,6 +106,10 @@ async def test_gauges_are_read_when_asked_for() -> None:
         assert value(metrics, "tailgate_replica_available", replica="r1") == 1
         assert value(metrics, "tailgate_tokenizer_waiting") == 0
         assert value(metrics, "tailgate_replica_requests_running", replica="r1") is None
+        pool.get("r1").load = ReplicaLoad(0.0, "vllm", num_running=2, kv_usage_ratio=0.5)
+        assert value(metrics, "tailgate_replica_requests_running", replica="r1") == 2
+        assert value(metrics, "tailgate_replica_kv_cache_usage_ratio", replica="r1") == 0.5
+        assert value(metrics, "tailgate_replica_requests_waiting", replica="r1") is None
 
 
 async def test_the_loops_lag_is_sampled_until_closed() -> None:
