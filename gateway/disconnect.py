@@ -9,6 +9,7 @@ finishes in the same iteration of the loop.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from types import TracebackType
 from typing import Any, Self
@@ -90,8 +91,10 @@ class Client:
             raise ClientLeft from None
 
     async def _watch(self, owner: asyncio.Task[Any]) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        # A server that fails to say what its client does has no client to offer any more.
+        with contextlib.suppress(Exception):
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
         if not self._is_over:
             self.has_left = True
             owner.cancel()

@@ -189,6 +189,8 @@ class Handler:
                 if place.admitted is not None:
                     record.lane, record.lane_why = place.admitted.lane, place.admitted.lane_why
                     record.predicted_output_tokens = place.admitted.predicted_output_tokens
+                    if record.declared_lane not in (None, record.lane):
+                        record.reason = record.lane_why
                 await self._answer(_Sending(client, send, head, body, scope["path"]), place, record)
 
     def _resolve(self, asked: str | None) -> str:
@@ -229,7 +231,8 @@ class Handler:
             if place.call is None:
                 call = await place.next_call()
                 if call.waited_for is not None:
-                    record.notes[Layer.QUEUE] = record.reason = call.waited_for.value
+                    record.notes[Layer.QUEUE] = call.waited_for.value
+                    record.reason = record.reason or call.waited_for.value
             else:
                 call = place.call
             tried.add(call.replica_id)

@@ -206,7 +206,8 @@ def has_content(chunk: dict[str, Any]) -> bool:
 
 
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-_END_EVENT = re.compile(rb"(?:\A|(?<=\n\n)|(?<=\r\n\r\n)|(?<=\r\r))data: ?\[DONE\] *(?=[\r\n])")
+# At the start of an event: that is where held bytes begin (stray blank lines apart), or behind a blank line.
+_END_EVENT = re.compile(rb"(?:\A[\r\n]*|(?<=\n\n)|(?<=\r\n\r\n)|(?<=\r\r))(data: ?\[DONE\] *)(?=[\r\n])")
 _MAX_HELD_BYTES = 1 << 16
 
 
@@ -231,7 +232,7 @@ class CommentInserter:
         marker = _END_EVENT.search(held)
         if marker is not None:
             self._is_done, self._held = True, b""
-            return held[: marker.start()], held[marker.start() :]
+            return held[: marker.start(1)], held[marker.start(1) :]
         if len(held) > _MAX_HELD_BYTES:
             self._is_done, self._held = True, b""
             return held, None

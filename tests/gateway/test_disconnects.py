@@ -262,3 +262,22 @@ async def test_a_stream_that_ends_with_its_client() -> None:
         await request.ended()
         assert_nothing_held(gateway)
         assert len(gateway.ring) == 1
+
+
+async def test_a_server_whose_receive_fails() -> None:
+    """It has no client any more: the request ends as if the client had left."""
+    async with FakeReplica(hangs()) as replica, gateway_for(replica) as gateway:
+        inbox = [{"type": "http.request", "body": BODY, "more_body": False}]
+
+        async def receive() -> Any:
+            if inbox:
+                return inbox.pop()
+            await until(lambda: replica.num_running == 1)
+            raise OSError("no such client")
+
+        async def send(message: Any) -> None:
+            raise AssertionError("nobody to send to")
+
+        await gateway({"type": "http", "method": "POST", "path": CHAT, "headers": []}, receive, send)
+        assert _last_outcome(gateway) == ("client-left", 499)
+        assert_nothing_held(gateway)

@@ -15,7 +15,7 @@ from gateway.engine_timing import EngineTiming, read_engine_timing
 from gateway.errors import Headers
 from tests.support.asgi import HandDriven
 from tests.support.fake_replica import DONE, Call, FakeReplica, answers, delta, hangs, usage_event
-from tests.support.gateways import BODY, CHAT, STREAM_BODY, gateway_for
+from tests.support.gateways import BODY, CHAT, STREAM_BODY, chat_body, gateway_for
 from tests.support.serve import until
 
 PLANTED_S = 0.05
@@ -280,3 +280,22 @@ def test_a_record_as_data_and_as_headers() -> None:
     assert headers[b"server-timing"] == b'accept;dur=1.000, tokenize;dur=2.000;desc="local"'
     assert headers[b"x-tailgate-replica"] == b"?"
     assert headers[b"x-tailgate-attempt"] == b"1"
+
+
+async def test_a_request_that_is_moved_down_is_told() -> None:
+    """Declared interactive, but far larger than that lane takes: the lane and the reason are in the headers."""
+    async with FakeReplica(answers()) as replica, gateway_for(replica) as gateway:
+        body = chat_body(messages=[{"role": "user", "content": "x" * 400_000}])
+        request = HandDriven(gateway, CHAT, headers=[(b"x-tailgate-lane", b"interactive")]).start(body)
+        await request.ended()
+        headers = dict(request.headers)
+        assert headers[b"x-tailgate-lane"] != b"interactive"
+        assert headers[b"x-tailgate-reason"].startswith(b"declared interactive, but")
+
+
+@pytest.mark.parametrize(("priority", "lane"), [(-5, "interactive"), (7, "background"), (0, None)])
+async def test_the_bodys_priority_declares_a_lane(priority: int, lane: str | None) -> None:
+    """vLLM's sign: below zero goes first."""
+    async with FakeReplica(answers()) as replica, gateway_for(replica) as gateway:
+        await HandDriven(gateway, CHAT).start(chat_body(priority=priority)).ended()
+        assert _record(gateway).declared_lane == lane
