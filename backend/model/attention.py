@@ -86,7 +86,9 @@ def _prefill(
     # processor's cache. Written out for the same reason as above.
     num_heads, head_dim = queries.shape[1:]
     keys, values = (part.squeeze(0) for part in cache.gather(layer, chunk.gather_index, 1))
-    heads = queries[chunk.start : chunk.end].transpose(0, 1).view(cache.num_kv_heads, -1, chunk.end - chunk.start, head_dim)
+    heads = (
+        queries[chunk.start : chunk.end].transpose(0, 1).view(cache.num_kv_heads, -1, chunk.end - chunk.start, head_dim)
+    )
     attended = torch.empty_like(queries[chunk.start : chunk.end])
     for first in range(0, chunk.end - chunk.start, QUERY_BLOCK_TOKENS):
         block = heads[:, :, first : first + QUERY_BLOCK_TOKENS]

@@ -10,6 +10,7 @@ from backend.runner import ModelRunner, RunnerRow
 from tests.backend.tiny_models import VARIANTS, GreedySequence, block_tables, generate, load, write_model
 
 SEED = 20
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -27,7 +28,7 @@ def test_greedy_tokens_and_logits_equal_transformers(variant: str, tmp_path: Pat
     for sequence, ours in zip(sequences, logits, strict=True):
         with torch.no_grad():
             theirs = reference(torch.tensor([sequence.token_ids])).logits[0]
-        torch.testing.assert_close(ours, theirs[len(sequence.prompt) - 1], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ours, theirs[len(sequence.prompt) - 1], **CLOSE)
         # Each of our tokens being transformers' best after the ones before it is greedy equality, by induction.
         assert theirs[len(sequence.prompt) - 1 : -1].argmax(-1).tolist() == sequence.output, f"seed {SEED}"
 
@@ -42,6 +43,17 @@ def test_sharded_checkpoints_are_the_same_model(tmp_path: Path) -> None:
         ModelRunner(load(tmp_path / name).model, num_blocks=1, block_size=8).forward([row]) for name in ("one", "many")
     )
     assert torch.equal(one, many)
+
+
+def test_weights_that_cannot_be_repacked_compute_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch has no oneDNN, plain linear layers take over (with biases, as in Qwen2)."""
+    write_model(tmp_path, "qwen2")
+    row = RunnerRow([5, 6, 7], 0, [0], True)
+    packed = ModelRunner(load(tmp_path).model, num_blocks=1, block_size=8).forward([row])
+    monkeypatch.setattr(torch._C, "_has_mkldnn", False)
+    plain_model = load(tmp_path).model
+    assert not plain_model.output.is_packed
+    torch.testing.assert_close(ModelRunner(plain_model, num_blocks=1, block_size=8).forward([row]), packed, **CLOSE)
 
 
 def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:
