@@ -10,6 +10,7 @@ from typing import Annotated
 import torch
 import typer
 
+from .export import export_huggingface
 from .server import ServedModel, build_app
 from .serving import bind, run, url_of
 from .settings import DEFAULT_KV_CACHE_BYTES, DTYPES, EngineSettings, SettingsError, build_engine
@@ -77,7 +78,7 @@ def serve(
 
     Prints one line to stdout when it takes requests: `tailgate-backend ready url=URL model=NAME`. Try then:
 
-    curl URL/v1/chat/completions -d '{"messages": [{"role": "user", "content": "The capital of France is"}]}'
+    curl URL/v1/chat/completions -d '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
     """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if dtype not in DTYPES:
@@ -110,6 +111,25 @@ def serve(
         _progress(f"tokenizer written to {export_tokenizer}")
     served = ServedModel(names=names, root=model, tokenizer=loaded.tokenizer, created_s=int(time.time()))
     run(build_app(engine, metrics, served), sock, lambda: _ready(url_of(sock), names[0]))
+
+
+@app.command()
+def export(
+    directory: Annotated[Path, typer.Argument(help="Folder to write; made if it isn't there.")],
+    model: Annotated[str, typer.Option(help='"embedded" or a .gguf file.')] = "embedded",
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+) -> None:
+    """Write a model as a Hugging Face folder, so that another server can run the very same weights.
+
+    tailgate-backend export /tmp/smollm2 && vllm serve /tmp/smollm2
+    """
+    if dtype not in DTYPES:
+        raise _usage(f"--dtype is {dtype!r}; known: {', '.join(DTYPES)}")
+    try:
+        export_huggingface(model, directory, DTYPES[dtype])
+    except (OSError, ValueError) as error:
+        raise _usage(f"can't export {model}: {error}") from error
+    _progress(f"{model} written to {directory}")
 
 
 def main() -> None:
