@@ -9,14 +9,17 @@ import typer
 import yaml
 from rich.console import Console
 
+from .bars.bar import Bar
+from .bars.main_topic import main_bars
 from .client import LoadClient
 from .compare import compare as run_compare
 from .compare import measure
 from .demo import run_demo, steps
+from .engine import EngineRun, compare_engines
 from .errors import LoadtestError
 from .plot import plot_comparison
 from .prompts import PromptMaker
-from .report import print_comparison, print_side, save_json
+from .report import print_comparison, print_engines, print_side, save_json
 from .run import run_plan
 from .scenario import bundled_scenarios, load_scenario
 from .shapes import describe
@@ -131,6 +134,64 @@ def demo(
     straight to the engine and once more through the gateway.
     """
     _guarded(run_demo(seed=seed, out=out, console=Console()))
+
+
+@app.command()
+def bars(
+    topic: Annotated[str, typer.Argument(help="What to measure: main.")],
+) -> None:
+    """Measures the figures that must hold and prints a line for each; exits 1 if one falls short.
+
+    `main` is the main job end to end: the demonstration from three seeds, layers, clients that hang up, the openai
+    package, bad input, start-up, dispatch decisions. Takes up to 40 minutes on two cores.
+    """
+    if topic != "main":
+        typer.echo(f"tailgate-load: bars {topic}: no such topic; there is: main", err=True)
+        raise typer.Exit(2)
+    measured: list[Bar] = []
+
+    def report(bar: Bar) -> None:
+        measured.append(bar)
+        typer.echo(bar.line() + (f"\n  {bar.note}" if bar.note else ""))
+
+    with steps(Console(stderr=True)) as on_step:
+        _guarded(main_bars(on_step, report))
+    if not all(bar.holds for bar in measured):
+        raise typer.Exit(1)
+
+
+@app.command()
+def engine(
+    against: Annotated[str | None, typer.Option(help="Base URL of the other server, if it runs already.")] = None,
+    vllm_python: Annotated[
+        Path | None, typer.Option(help="Python of an environment with vLLM's CPU build; starts it on --model-dir.")
+    ] = None,
+    model_dir: Annotated[Path | None, typer.Option(help="Hugging Face directory; embedded if absent.")] = None,
+    output_tokens: Annotated[int, typer.Option(help="Length of every answer.")] = 64,
+    prompt_tokens: Annotated[int, typer.Option(help="Length of every prompt.")] = 64,
+    rounds: Annotated[int, typer.Option(help="Rounds a concurrency; the ratio's median is printed.")] = 3,
+    out: Annotated[Path, typer.Option(help="Folder for engine.json.")] = Path("out/engine"),
+) -> None:
+    """Compares the bundled engine's output tokens/s with another OpenAI server's, one core each.
+
+    At 1, 8 and 32 concurrent requests. Give the other server one core too (--vllm-python does), or the ratio says
+    nothing.
+    """
+    console = Console()
+
+    async def body() -> None:
+        with steps(console) as on_step:
+            result = await compare_engines(
+                EngineRun(prompt_tokens=prompt_tokens, output_tokens=output_tokens, rounds=rounds),
+                model_dir=model_dir,
+                against=against,
+                vllm_python=vllm_python,
+                on_step=on_step,
+            )
+        save_json(result, out / "engine.json")
+        print_engines(result, console)
+
+    _guarded(body())
 
 
 @app.command()

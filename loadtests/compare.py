@@ -64,12 +64,20 @@ class Comparison:
         }
 
 
-async def measure(client: LoadClient, maker: PromptMaker, scenario: Scenario, key: str, on_step: OnStep) -> Measured:
-    """Costs, then capacity for the mix, of the server behind `client`."""
+async def measure(
+    client: LoadClient,
+    maker: PromptMaker,
+    scenario: Scenario,
+    key: str,
+    on_step: OnStep,
+    *,
+    capacity_s: float = 30.0,
+) -> Measured:
+    """Costs, then capacity for the mix over `capacity_s`, of the server behind `client`."""
     on_step("measuring what a token costs", None)
     costs = await measure_costs(client, maker, key)
     on_step("measuring capacity for this mix", None)
-    return Measured(costs, await measure_capacity(client, maker, scenario, costs, key=key))
+    return Measured(costs, await measure_capacity(client, maker, scenario, costs, key=key, duration_s=capacity_s))
 
 
 async def compare(

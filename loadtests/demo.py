@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from .answer import Answer
+from .calibrate import measure_costs
 from .client import LoadClient
 from .compare import Comparison, OnStep, compare, measure
 from .plot import plot_comparison
@@ -22,9 +23,10 @@ from .processes import bundled_engine, gateway
 from .prompts import PromptMaker
 from .report import print_comparison, save_json
 from .scenario import load_scenario
+from .workload import Costs
 
 SCENARIO = "short-behind-long"
-ENGINE_FLAGS = ("--policy", "fcfs", "--threads", "1", "--max-num-batched-tokens", "256", "--max-num-seqs", "16")
+ENGINE_FLAGS = ("--policy", "fcfs", "--threads", "1", "--max-num-batched-tokens", "256", "--max-num-seqs", "32")
 MAX_PREFILL_TOKENS = 256
 MAX_IN_FLIGHT_TOKENS = 16384
 
@@ -40,17 +42,20 @@ class System:
 
 @asynccontextmanager
 async def bundled_system() -> AsyncIterator[System]:
-    """Starts engine and gateway on free loopback ports, in that order, and ends both."""
+    """Starts the engine, measures what a token costs there, tells the gateway so, and ends both afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = Path(folder) / "tokenizer"
         async with AsyncExitStack() as stack:
             url, model = await stack.enter_async_context(bundled_engine(ENGINE_FLAGS, tokenizer_dir=tokenizer))
-            gateway_url = await stack.enter_async_context(gateway(gateway_config(url, model, tokenizer)))
+            async with LoadClient(url, model) as client:
+                costs = await measure_costs(client, await PromptMaker.calibrate(client), "start")
+            gateway_url = await stack.enter_async_context(gateway(gateway_config(url, model, tokenizer, costs)))
             yield System(url, gateway_url, model)
 
 
-def gateway_config(engine_url: str, model: str, tokenizer: Path) -> dict[str, Any]:
-    """The gateway's configuration for the bundled system: one prefill at a time reaches the engine."""
+def gateway_config(engine_url: str, model: str, tokenizer: Path, costs: Costs) -> dict[str, Any]:
+    """The gateway's configuration for the bundled system: few prefills at a time reach the engine, and sizes are
+    weighed by what tokens cost on this machine (the defaults are those of a GPU)."""
     return {
         "replicas": [
             {
@@ -60,6 +65,14 @@ def gateway_config(engine_url: str, model: str, tokenizer: Path) -> dict[str, An
             }
         ],
         "models": [{"name": model, "tokenizer": str(tokenizer)}],
+        "policy": {
+            "options": {
+                "cost": {
+                    "prefill_s_per_token": costs.prompt_token_s,
+                    "decode_s_per_token": costs.output_token_s,
+                }
+            }
+        },
     }
 
 

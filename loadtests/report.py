@@ -65,6 +65,18 @@ def print_side(summary: dict[str, Any], console: Console) -> None:
         console.print("errors: " + ", ".join(f"{kind} {count}" for kind, count in summary["errors"].items()))
 
 
+def print_engines(result: dict[str, Any], console: Console) -> None:
+    """The table of an engine comparison."""
+    table = Table(box=None, pad_edge=False, caption="output tokens/s; medians of rounds, ratio with its range")
+    for heading in ("concurrent", "bundled", "other", "bundled / other"):
+        table.add_column(heading, justify="right")
+    for row in result["concurrencies"]:
+        rates = (row["bundled_output_tokens_per_s"], row["other_output_tokens_per_s"])
+        ratio = f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})"
+        table.add_row(str(row["concurrency"]), *map(_number, rates), ratio)
+    console.print(table)
+
+
 def print_layers(record: dict[str, Any], console: Console) -> None:
     """Where one request's time went, as bars of its total."""
     if not record:

@@ -1,0 +1,1 @@
+"""Figures that must hold, each measured in the run that prints it."""
