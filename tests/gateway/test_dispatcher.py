@@ -186,7 +186,7 @@ async def test_a_stopped_prefill_goes_on_later() -> None:
         gateway.dispatcher.pump()
         await request.ended()
         assert (request.status, request.body) == (200, b"{}")
-        assert replica.num_aborted == 1
+        await until(lambda: replica.num_aborted == 1)
         record = next(iter(gateway.ring._records.values()))
         assert "slice-wait" in record.layers
         assert_nothing_held(gateway)
