@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from backend.runner import ModelRunner, RunnerRow
 from tests.backend.tiny_models import VARIANTS, GreedySequence, block_tables, generate, load, write_model
 
 SEED = 20
-CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
