@@ -26,8 +26,8 @@ def plot_comparison(result: dict[str, Any], path: Path) -> None:
     _cdf(left, result, lanes[0])
     _bars(right, result, lanes)
     figure.suptitle(
-        f"Time to first token of {lanes[0]} requests that share an engine with {lanes[-1]} ones "
-        f"(load {result['load']:.2f}, same engine, same requests)",
+        f"{lanes[0].capitalize()} requests that share an engine with {lanes[-1]} ones: same engine, same requests, "
+        f"load {result['load']:.2f}",
         fontsize=12,
         x=0.01,
         ha="left",

@@ -21,7 +21,7 @@ async def planted_bar() -> Bar:
         return at_least("layers-planted-50-ms-found", None, len(_LAYERS), "no test suite beside the package")
     selection = " or ".join(f"test_time_planted_in_{layer}" for layer in _LAYERS)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "pytest", str(target), "-k", selection, "-p", "no:cacheprovider", "--no-header", "-q",
+        sys.executable, "-m", "pytest", str(target), "-k", selection, "-p", "no:cacheprovider", "--no-header",
         cwd=root, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     output, _ = await process.communicate()
