@@ -20,3 +20,4 @@ class Request:
     streams: bool
     deadline_s: float | None
     adapter: str | None = None
+    feature: str | None = None

@@ -238,9 +238,9 @@ class DispatchCore:
     def queued_by_lane(self) -> dict[Lane, int]:
         return self._books.queued_by_lane()
 
-    def can_serve(self, model: str, exclude: Collection[str] = ()) -> bool:
+    def can_serve(self, model: str, exclude: Collection[str] = (), *, feature: str | None = None) -> bool:
         """Whether an available replica outside `exclude` serves this model: would a `requeue` find a place?"""
-        return bool(self._selection().eligible((model, None, frozenset(exclude))))
+        return bool(self._selection().eligible((model, None, feature, frozenset(exclude))))
 
     def check_integrity(self) -> None:
         """Raises AssertionError where two records of the same fact differ. For tests, and for a check when idle."""

@@ -6,8 +6,8 @@ from .fairness.port import LaneTurns
 from .lifecycle import Event, State, after
 from .types import Lane, RequestLike
 
-PoolKey = tuple[str, str | None, frozenset[str]]
-"""Which replicas a request can use: model, adapter, and the replicas that it must not be sent to again."""
+PoolKey = tuple[str, str | None, str | None, frozenset[str]]
+"""Which replicas a request can use: model, adapter, feature, and the replicas that it must not be sent to again."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,8 @@ class Job:
 
     @property
     def pool(self) -> PoolKey:
-        return (self.request.model, self.request.adapter, self.exclude)
+        request = self.request
+        return (request.model, request.adapter, request.feature, self.exclude)
 
     @property
     def slot_tokens(self) -> int:

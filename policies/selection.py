@@ -62,7 +62,7 @@ class Selection:
     def eligible(self, pool: PoolKey) -> list[ReplicaSlots]:
         """The replicas that may be used at all: available, serving the model, not failed for this request."""
         if pool not in self._eligible:
-            model, adapter, exclude = pool
+            model, adapter, feature, exclude = pool
             self._eligible[pool] = [
                 slots
                 for replica_id, slots in self._replicas.items()
@@ -70,6 +70,7 @@ class Selection:
                 and not slots.is_removed
                 and model in slots.replica.models
                 and (adapter is None or adapter in slots.replica.models)
+                and (feature is None or feature in slots.replica.features)
                 and replica_id not in exclude
             ]
         return self._eligible[pool]

@@ -57,6 +57,11 @@ class RequestLike(Protocol):
     @property
     def adapter(self) -> str | None: ...
     @property
+    def feature(self) -> str | None:
+        """What the replica must be able to do, such as an API it must speak; None: any will do."""
+        ...
+
+    @property
     def tenant(self) -> str: ...
     @property
     def route(self) -> str:
@@ -94,6 +99,11 @@ class ReplicaLike(Protocol):
     @property
     def models(self) -> frozenset[str]:
         """Model and adapter names it serves."""
+        ...
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What it can do; see `RequestLike.feature`."""
         ...
 
     @property

@@ -24,6 +24,7 @@ class _Request:
     max_output_tokens: int | None
     model: str = "m"
     adapter: str | None = None
+    feature: str | None = None
     tenant: str = "t"
     route: str = "chat"
     declared_lane: Lane | None = None
@@ -35,6 +36,7 @@ class _Request:
 class _Replica:
     replica_id: str = "r1"
     models: frozenset[str] = frozenset({"m"})
+    features: frozenset[str] = frozenset()
     is_available: bool = True
     max_in_flight_tokens: int | None = 65_536
     max_prefill_tokens: int | None = None

@@ -17,6 +17,7 @@ class FakeRequest:
     arrival_s: float = 0.0
     model: str = "m"
     adapter: str | None = None
+    feature: str | None = None
     tenant: str = "t"
     route: str = "chat"
     declared_lane: Lane | None = None
@@ -30,6 +31,7 @@ class FakeRequest:
 class FakeReplica:
     replica_id: str = "r1"
     models: frozenset[str] = frozenset({"m"})
+    features: frozenset[str] = frozenset()
     is_available: bool = True
     max_in_flight_tokens: int | None = None
     max_prefill_tokens: int | None = None

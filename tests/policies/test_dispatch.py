@@ -138,6 +138,17 @@ class TestDispatch:
         offer(core, "a", adapter="lora")
         assert calls(core.poll(0.0)) == [("a", "r2")]
 
+    def test_features_are_eligibility(self) -> None:
+        """A request that needs a feature goes only where it is; a replica that loses it loses the request."""
+        core = make_core(FakeReplica("r1"), FakeReplica("r2", features=frozenset({"embeddings"})))
+        offer(core, "a", feature="embeddings")
+        assert calls(core.poll(0.0)) == [("a", "r2")]
+        assert core.can_serve("m", {"r2"})
+        assert not core.can_serve("m", {"r2"}, feature="embeddings")
+        core.replica_changed(FakeReplica("r2"), 0.0)
+        offer(core, "b", feature="embeddings")
+        assert calls(core.poll(0.0)) == []
+
     def test_background_runs_on_idle_capacity_only(self) -> None:
         """While anybody else waits for a replica, background work isn't started there."""
         core = make_core(FakeReplica(max_in_flight_tokens=100), FakeReplica("r2", frozenset({"n"})))
