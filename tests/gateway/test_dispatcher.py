@@ -28,6 +28,7 @@ class FakeView:
 
     replica_id: str = "r1"
     models: frozenset[str] = frozenset({"m1"})
+    features: frozenset[str] = frozenset()
     is_available: bool = True
     max_in_flight_tokens: int | None = 100
     max_prefill_tokens: int | None = None
