@@ -26,6 +26,11 @@ tailgate ready url={url} model={model}
 Where a request's time went: curl -i shows it in server-timing; more at {url}/docs and {url}/metrics
 Ctrl-C stops both.\
 """
+# One Zen 4 core, bf16, the embedded model: 690 prompt tokens/s in chunks of 512, 209 output tokens/s at 8 sequences.
+# Only their ratio decides lanes and order; the policies' defaults are those of a GPU, where prompts are cheaper.
+ENGINE_COST = {"prefill_s_per_token": 0.0015, "decode_s_per_token": 0.005}
+# The engine's own step budget: more prompt tokens than one step computes would only wait inside it.
+ENGINE_PREFILL_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,7 @@ def _config(options: UpOptions, ready: Ready, folder: Path) -> GatewayConfig:
         "id": "engine",
         "url": ready.url,
         "kind": "tailgate-backend",
+        "max_prefill_tokens": ENGINE_PREFILL_TOKENS,
         "priority_scheduling": "--policy priority" in arguments or "--policy=priority" in arguments,
     }
     return parse_config(
@@ -122,6 +128,7 @@ def _config(options: UpOptions, ready: Ready, folder: Path) -> GatewayConfig:
             "replicas": [replica],
             "models": [{"name": ready.model, "tokenizer": str(folder)}],
             "default_model": ready.model,
+            "policy": {"options": {"cost": ENGINE_COST}},
             "log": {"access": options.access_log},
         },
         source="tailgate up",
