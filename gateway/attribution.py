@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from policies.types import Lane
+from policies.types import Lane, Reason
 
 from .errors import Headers
 
@@ -33,7 +33,9 @@ class Layer(StrEnum):
 class Record:
     """One request, from its first byte here to the last one sent. Instants and durations in seconds; None is unset.
 
-    `tenant`, `model` and `replica_id` are names from the configuration or from replicas, never raw client text.
+    `tenant`, `key_id`, `model` and `replica_id` are names from the configuration or from replicas, never raw client
+    text. `has_diagnostics` and `sees_cached_tokens` say what its caller may be told, `limit_headers` how the limits of
+    its key stand; none of the three is shown. `replica_prompt_tokens` is the replica's own count.
     `notes` says in words of ours why a layer took long ("capacity") or that it is an estimate ("est").
     """
 
@@ -42,6 +44,10 @@ class Record:
     route: str = ""
     model: str = ""
     tenant: str = ""
+    key_id: str | None = None
+    has_diagnostics: bool = True
+    sees_cached_tokens: bool = True
+    limit_headers: Headers = field(default_factory=list)
     streams: bool = False
     declared_lane: Lane | None = None
     lane: Lane | None = None
@@ -49,6 +55,7 @@ class Record:
     prompt_tokens: int | None = None
     prompt_tokens_source: str | None = None
     predicted_output_tokens: int | None = None
+    replica_prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
     replica_id: str | None = None
@@ -126,8 +133,9 @@ class Record:
     def server_timing(self) -> bytes:
         """The layers closed so far, in the syntax of W3C Server-Timing, in milliseconds."""
         parts = []
+        notes = self.notes if self.has_diagnostics else self._plain_notes()
         for layer, duration_s in self.layers.items():
-            note = self.notes.get(layer)
+            note = notes.get(layer)
             described = "" if note is None else f';desc="{note}"'
             parts.append(f"{layer.value};dur={duration_s * 1e3:.3f}{described}")
         return ", ".join(parts).encode()
@@ -145,6 +153,9 @@ class Record:
             headers.append((b"x-tailgate-predicted-output-tokens", b"%d" % self.predicted_output_tokens))
         if self.attempt:
             headers.append((b"x-tailgate-attempt", b"%d" % self.attempt))
+        headers += self.limit_headers
+        if not self.has_diagnostics:
+            return headers
         if self.replica_id is not None:
             headers.append((b"x-tailgate-replica", _printable(self.replica_id)))
         if self.policy:
@@ -153,13 +164,29 @@ class Record:
             headers.append((b"x-tailgate-reason", _printable(self.reason)))
         return headers
 
+    def _plain_notes(self) -> dict[Layer, str]:
+        """Without those that name replicas."""
+        return {layer: note for layer, note in self.notes.items() if note in _PLAIN_NOTES}
+
+    def shown(self, *, has_diagnostics: bool, sees_cached_tokens: bool) -> dict[str, Any]:
+        """What a caller is told: as `to_dict`, without what it may not know."""
+        data = self.to_dict()
+        if not has_diagnostics:
+            for name in _DIAGNOSTICS:
+                del data[name]
+            data["notes"] = {layer.value: note for layer, note in self._plain_notes().items()}
+        if not sees_cached_tokens:
+            del data["cached_tokens"]
+        return data
+
     def to_dict(self) -> dict[str, Any]:
-        """For the timing endpoint and the log: durations in milliseconds, names as text."""
+        """For the log: durations in milliseconds, names as text."""
         return {
             "request_id": self.request_id,
             "route": self.route,
             "model": self.model,
             "tenant": self.tenant,
+            "key": self.key_id,
             "streams": self.streams,
             "declared_lane": self.declared_lane,
             "lane": self.lane,
@@ -167,6 +194,7 @@ class Record:
             "prompt_tokens": self.prompt_tokens,
             "prompt_tokens_source": self.prompt_tokens_source,
             "predicted_output_tokens": self.predicted_output_tokens,
+            "replica_prompt_tokens": self.replica_prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "output_tokens": self.output_tokens,
             "replica": self.replica_id,
@@ -183,6 +211,11 @@ class Record:
             "layers_ms": {layer.value: _to_ms(duration_s) for layer, duration_s in self.layers.items()},
             "notes": {layer.value: note for layer, note in self.notes.items()},
         }
+
+
+_DIAGNOSTICS = ("lane_why", "replica", "route_why", "policy", "reason")
+# How tokens were counted, that a time is an estimate, what a request waited for: words that name nothing.
+_PLAIN_NOTES = frozenset({"local", "replica", "bytes", "est", *(reason.value for reason in Reason)})
 
 
 def _to_ms(duration_s: float | None) -> float | None:

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 KeyPath = tuple[int | str, ...]
 
 MAX_SHOWN = 80
-SECRET_KEYS = {"authorization"}
+SECRET_KEYS = {"authorization", "hash", "salt"}
 USER_PART = re.compile(r"//[^/@]*@")
 
 
@@ -55,6 +55,8 @@ def show_value(path: KeyPath, value: object) -> str:
     """The value as it is shown to people: short, and without secrets."""
     if SECRET_KEYS.intersection(path):
         return "the value"
+    if value and isinstance(value, dict | list | tuple):  # there may be secrets in it
+        return "a mapping" if isinstance(value, dict) else "a list"
     text = USER_PART.sub("//…@", repr(value))
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 

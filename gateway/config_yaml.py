@@ -28,8 +28,13 @@ def read_yaml(path: Path) -> object:
             return loader.construct_document(node)
         finally:
             loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        # Without the line itself, which may hold a secret.
+        mark = error.problem_mark
+        where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+        raise ConfigError(str(path), [f"isn't YAML: {error.problem}{where}"]) from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-99-99
-        raise ConfigError(str(path), [f"isn't YAML: {error}"]) from error
+        raise ConfigError(str(path), [f"isn't YAML: {error}"]) from None
 
 
 def _repeated_keys(node: yaml.Node, visited: set[int]) -> Iterator[str]:

@@ -86,6 +86,42 @@ class BadRequest(GatewayError):
     code = None
 
 
+class Unauthorized(GatewayError):
+    """There is no API key, or none that is known. Says nothing of the key that was sent."""
+
+    status = 401
+    type = "invalid_request_error"
+    outcome = "bad-request"
+    code = "invalid_api_key"
+
+    def headers(self) -> Headers:
+        return [*super().headers(), (b"www-authenticate", b"Bearer")]
+
+
+class Forbidden(GatewayError):
+    """The API key is known and doesn't allow this."""
+
+    status = 403
+    type = "invalid_request_error"
+    outcome = "bad-request"
+    code = "forbidden"
+
+
+class RateLimited(GatewayError):
+    """One of the key's limits. Without `retry_after_s` waiting does not help, and OpenAI's clients are told so."""
+
+    status = 429
+    type = "rate_limit_error"
+    outcome = "rejected"
+    code = "rate_limit_exceeded"
+
+    def headers(self) -> Headers:
+        headers = super().headers()
+        if self.retry_after_s is None:
+            headers.append((b"x-should-retry", b"false"))
+        return headers
+
+
 class UnknownModel(GatewayError):
     """No replica serves the model that was asked for."""
 

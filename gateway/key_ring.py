@@ -1,0 +1,130 @@
+"""Who calls, and on whose account: the keys of a file that is watched, or everybody where none is configured."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from policies.limits import Account
+
+from .attribution import Record
+from .config_errors import ConfigError
+from .errors import Headers, Unauthorized
+from .key_file import load_key_file
+from .keys import EVERYBODY, NO_LIMITS, Key, KeyTable, presented
+from .limits import Quota
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+
+_Version = tuple[int, int, int] | None
+
+
+class KeyRing:
+    """The keys that count now, and an account for each that has limits.
+
+    A file that changes is read again within a second. One that is wrong is refused, with its errors in the log, and the
+    keys from before stay. What running requests hold is kept: an account lives as long as its key is in the file, and
+    as long as a request holds something of it. All methods belong to the event loop.
+    """
+
+    def __init__(self, path: Path | None, clock: Callable[[], float], *, assumed_output_tokens: int) -> None:
+        """Reads the file. Raises ConfigError. `path` None: there are no keys, and everybody may do everything."""
+        self._path = path
+        self._clock = clock
+        self._assumed_output_tokens = assumed_output_tokens
+        self._table: KeyTable | None = None
+        self._accounts: dict[str, Account] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._seen: _Version = None
+        self.is_refused = False
+        """Whether the file as it is now was refused."""
+        if path is not None:
+            self._seen = _version(path)
+            self._use(load_key_file(path).table())
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether a key is needed at all."""
+        return self._table is not None
+
+    @property
+    def num_keys(self) -> int:
+        return 0 if self._table is None else len(self._table.keys)
+
+    def identify(self, headers: Headers) -> Key:
+        """Whoever sent these headers (names in lower case). Raises Unauthorized."""
+        if self._table is None:
+            return EVERYBODY
+        key = self._table.find(presented(headers))
+        if key is None:
+            raise Unauthorized("The API key is not valid.")
+        return key
+
+    def quota(self, key: Key, record: Record) -> Quota:
+        """The scope in which a request of this key is served."""
+        account = self._accounts.get(key.key_id or "")
+        return Quota(account, record, self._clock, assumed_output_tokens=self._assumed_output_tokens)
+
+    def start(self) -> None:
+        """Begins watching the file. Call on the loop."""
+        if self._path is not None:
+            self._task = asyncio.create_task(self._watch(), name="keys")
+
+    async def aclose(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            try:
+                await self.refresh()
+            except Exception:  # whatever it is, a key that is revoked later must not stay
+                logger.exception("looking at the key file failed")
+
+    async def refresh(self) -> None:
+        """Reads the file if it isn't the one that was read last. Never raises for what is in it."""
+        path = self._path
+        if path is None:
+            return
+        seen = await asyncio.to_thread(_version, path)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            table = await asyncio.to_thread(lambda: load_key_file(path).table())
+        except ConfigError as error:
+            self.is_refused = True
+            logger.error("the keys from before stay, since the key file was refused: %s", error)
+            return
+        self.is_refused = False
+        self._use(table)
+        logger.info("%d keys read from %s", self.num_keys, path)
+
+    def _use(self, table: KeyTable) -> None:
+        now_s = self._clock()
+        accounts: dict[str, Account] = {}
+        for key in table.keys:
+            if key.key_id is None or key.limits == NO_LIMITS:
+                continue
+            account = self._accounts.get(key.key_id)
+            if account is None:
+                account = Account(key.limits, now_s)
+            else:
+                account.set_spec(key.limits, now_s)
+            accounts[key.key_id] = account
+        self._table, self._accounts = table, accounts
+
+
+def _version(path: Path) -> _Version:
+    """What changes when the file does; None where it can't be looked at."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return (found.st_mtime_ns, found.st_size, found.st_ino)
