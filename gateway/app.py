@@ -16,7 +16,7 @@ from policies.dispatch import DispatchCore
 
 from .access_log import AccessLog
 from .admin import AdminState, build_admin_app
-from .api.openai import ROUTES
+from .api import routes
 from .attribution import Record
 from .config import GatewayConfig
 from .disconnect import Message, Receive, Send
@@ -93,9 +93,9 @@ class Gateway:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """ASGI: the hot routes, the lifespan, and everything else."""
         kind = scope["type"]
-        if kind == "http" and scope["path"] in ROUTES:
+        if kind == "http" and (route := routes.find(scope)) is not None:
             with self.drain.serving():
-                await self._handler(scope, receive, send)
+                await self._handler(route, scope, receive, send)
         elif kind == "lifespan":
             await self._lifespan(receive, send)
         else:

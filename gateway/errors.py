@@ -139,19 +139,32 @@ class UnknownModel(GatewayError):
         )
 
 
+class UnservedRoute(GatewayError):
+    """The model exists, but no replica that serves it can do this."""
+
+    status = 404
+    type = "invalid_request_error"
+    outcome = "bad-request"
+    code = "route_not_served"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"No replica of this model serves {path}.")
+
+
 class MethodNotAllowed(GatewayError):
-    """The route exists, with POST."""
+    """The route exists, with another method."""
 
     status = 405
     type = "invalid_request_error"
     outcome = "bad-request"
     code = "method_not_allowed"
 
-    def __init__(self) -> None:
-        super().__init__("This route takes POST.")
+    def __init__(self, method: str) -> None:
+        super().__init__(f"This route takes {method}.")
+        self._method = method
 
     def headers(self) -> Headers:
-        return [*super().headers(), (b"allow", b"POST")]
+        return [*super().headers(), (b"allow", self._method.encode())]
 
 
 class ReceiveTimeout(GatewayError):

@@ -13,22 +13,26 @@ from typing import Any, Protocol
 from policies.types import Call, Lane, Outcome, Reason
 
 from .api import openai
-from .api.fields import RequestFields, read_fields
+from .api.fields import RequestFields
 from .api.openai import RequestHead
+from .api.routes import Route
 from .attribution import Layer, Record
 from .disconnect import Client, Message, Receive, Send
 from .dispatcher import Dispatcher, Place
 from .errors import (
     ClientLeft,
     GatewayError,
+    Headers,
     InternalError,
     MethodNotAllowed,
     Overloaded,
     ResponseBroken,
     UnknownModel,
+    UnservedRoute,
     UpstreamClosed,
     UpstreamError,
 )
+from .light import LightPlace
 from .relay import Relay
 from .request import Request
 from .upstream import Upstreams
@@ -49,6 +53,8 @@ class ReplicaView(Protocol):
     @property
     def models(self) -> frozenset[str]: ...
 
+    def wire_name(self, model: str) -> str: ...
+
     url: str
     authorization: str | None
     priority_scheduling: bool
@@ -60,6 +66,7 @@ class Pool(Protocol):
     def get(self, replica_id: str) -> Any: ...
     def all(self) -> Iterable[Any]: ...
     def resolve(self, model: str | None) -> str | None: ...
+    def only_model(self, feature: str) -> str | None: ...
     def report_failure(self, replica_id: str) -> None: ...
     def report_success(self, replica_id: str) -> None: ...
 
@@ -127,20 +134,20 @@ class Handler:
         self._rng = rng
         self._finished = finished
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """An ASGI application for the paths of `openai.ROUTES`."""
+    async def __call__(self, route: Route, scope: Message, receive: Receive, send: Send) -> None:
+        """An ASGI application for requests to this route."""
         record = Record(
             f"tg-{self._rng.getrandbits(128):032x}",
             self._clock(),
-            route=openai.ROUTES[scope["path"]],
+            route=route.name,
             policy=self._dispatcher.core.policy_name,
         )
         try:
-            await self._serve(scope, Client(receive), send, record)
+            await self._serve(route, scope, Client(receive), send, record)
         except ClientLeft:
             record.outcome, record.status = "client-left", CLIENT_LEFT_STATUS
         except GatewayError as error:
-            await self._refuse(error, record, send)
+            await self._refuse(route, error, record, send)
         except ResponseBroken:
             raise
         except asyncio.CancelledError:
@@ -151,53 +158,67 @@ class Handler:
             if record.status is not None:
                 record.outcome = "failed"
                 raise ResponseBroken("an answer broke off inside the gateway") from error
-            await self._refuse(InternalError(), record, send)
+            await self._refuse(route, InternalError(), record, send)
         finally:
             record.finish(self._clock())
             self._finished(record)
 
-    async def _refuse(self, error: GatewayError, record: Record, send: Send) -> None:
+    async def _refuse(self, route: Route, error: GatewayError, record: Record, send: Send) -> None:
         record.enter(Layer.OTHER, self._clock())
-        record.outcome, record.status = error.outcome, error.status
+        record.outcome, record.status = error.outcome, route.errors.status(error)
         if error.reason is not None:
             record.reason = error.reason
-        body = error.body()
+        body = route.errors.body(error)
         headers = [*error.headers(), (b"content-length", b"%d" % len(body)), *record.headers()]
-        await send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await send({"type": "http.response.start", "status": record.status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _serve(self, scope: Message, client: Client, send: Send, record: Record) -> None:
-        if scope["method"] != "POST":
-            raise MethodNotAllowed
+    async def _serve(self, route: Route, scope: Message, client: Client, send: Send, record: Record) -> None:
+        if scope["method"] != route.method:
+            raise MethodNotAllowed(route.method)
         if self._draining.is_draining:
             raise Overloaded(Reason.DRAINING, closes=True)
         bounds = self._bounds
-        head = openai.read_head(openai.raw_headers(scope))
+        raw_headers, query = openai.raw_headers(scope), openai.read_query(scope)
+        head = openai.read_head(raw_headers)
         body = await client.read_body(
             content_length=head.content_length, max_bytes=bounds.max_body_bytes, timeout_s=bounds.receive_s
         )
         async with client:
             record.enter(Layer.OTHER, self._clock())
-            fields = read_fields(record.route, body, max_depth=bounds.max_json_depth)
+            fields = route.read(body, raw_headers, bounds.max_json_depth)
+            feature = fields.feature or route.feature
             record.streams = fields.stream
             record.declared_lane = openai.declared_lane(head, fields.priority)
-            record.model = model = self._resolve(fields.model)
-            await self._count(fields, model, record)
+            record.model = model = self._resolve(route, fields.model, feature)
+            if not route.is_light:
+                await self._count(fields, model, record)
             record.enter(Layer.QUEUE, self._clock())
-            request = self._request(fields, model, record)
-            with self._dispatcher.place(request) as place:
+            request = self._request(fields, model, feature, record)
+            with self._place(route, request) as place:
                 if place.admitted is not None:
                     record.lane, record.lane_why = place.admitted.lane, place.admitted.lane_why
                     record.predicted_output_tokens = place.admitted.predicted_output_tokens
                     if record.declared_lane not in (None, record.lane):
                         record.reason = record.lane_why
-                await self._answer(_Sending(client, send, head, body, scope["path"]), place, record)
+                await self._answer(
+                    _Sending(client, send, head, body, route, raw_headers, query, fields.model), place, record
+                )
 
-    def _resolve(self, asked: str | None) -> str:
+    def _place(self, route: Route, request: Request) -> Place:
+        return LightPlace(self._dispatcher, request, self._pool) if route.is_light else self._dispatcher.place(request)
+
+    def _resolve(self, route: Route, asked: str | None, feature: str) -> str:
         model = self._pool.resolve(asked)
-        if model is not None:
-            return model
+        if model is None and asked is None and not route.names_model:
+            model = self._pool.only_model(feature)
         replicas = list(self._pool.all())
+        if model is not None:
+            serving = [replica for replica in replicas if model in replica.models]
+            # Without features it isn't known yet what a replica can do, and waiting may help.
+            if serving and all(replica.features and feature not in replica.features for replica in serving):
+                raise UnservedRoute(route.path)
+            return model
         if not all(replica.models for replica in replicas):
             # A replica whose models aren't known yet may be the one.
             raise Overloaded(Reason.NO_REPLICA)
@@ -210,7 +231,7 @@ class Handler:
         record.prompt_tokens, record.prompt_tokens_source = counted.prompt_tokens, counted.source
         record.notes[Layer.TOKENIZE] = counted.source
 
-    def _request(self, fields: RequestFields, model: str, record: Record) -> Request:
+    def _request(self, fields: RequestFields, model: str, feature: str, record: Record) -> Request:
         return Request(
             request_id=record.request_id,
             arrival_s=record.arrival_s,
@@ -222,6 +243,7 @@ class Handler:
             max_output_tokens=fields.max_output_tokens,
             streams=fields.stream,
             deadline_s=record.arrival_s + self._bounds.queue_s,
+            feature=feature,
         )
 
     async def _answer(self, sending: "_Sending", place: Place, record: Record) -> None:
@@ -251,7 +273,7 @@ class Handler:
 
     def _may_retry(self, record: Record, place: Place, tried: set[str]) -> bool:
         return record.attempt < self._bounds.max_attempts and self._dispatcher.core.can_serve(
-            place.request.model, tried
+            place.request.model, tried, feature=place.request.feature
         )
 
     async def _attempt(self, sending: "_Sending", place: Place, call: Call, record: Record, tried: set[str]) -> None:
@@ -259,10 +281,18 @@ class Handler:
         record.begin_attempt(self._clock(), call.replica_id, call.why)
         replica = self._pool.get(call.replica_id)
         upstream = self._upstreams.of(call.replica_id, replica.url)
-        exchange = upstream.exchange(sending.head_for(replica, call.lane, upstream.authority), sending.body)
+        body = sending.body_for(replica, place.request.model)
+        exchange = upstream.exchange(sending.head_for(replica, call.lane, upstream.authority, len(body)), body)
         place.on_stop = exchange.stop
         relay = Relay(
-            exchange, place, sending.client, sending.send, record, self._clock, wants_timing=sending.head.wants_timing
+            exchange,
+            place,
+            sending.client,
+            sending.send,
+            record,
+            self._clock,
+            scanner=sending.route.scanner,
+            wants_timing=sending.head.wants_timing,
         )
         try:
             await exchange.send()
@@ -305,15 +335,28 @@ class _Sending:
     send: Send
     head: RequestHead
     body: bytes
-    path: str
+    route: Route
+    raw_headers: Headers
+    query: bytes
+    model: str | None
+    """As the client called it."""
 
-    def head_for(self, replica: ReplicaView, lane: Lane, authority: str) -> bytes:
-        prefix = f"POST {self.path} HTTP/1.1\r\nhost: {authority}\r\n".encode()
+    def body_for(self, replica: ReplicaView, model: str) -> bytes:
+        """As it came, but for the model's name where this replica has another one for it."""
+        name = replica.wire_name(model)
+        if name == self.model:
+            return self.body
+        return self.route.rename(self.body, self.raw_headers, name)
+
+    def head_for(self, replica: ReplicaView, lane: Lane, authority: str, num_body_bytes: int) -> bytes:
+        start = self.route.request_start
+        target = b"%b?%b" % (start, self.query) if self.query else start
+        prefix = b"%b HTTP/1.1\r\nhost: %b\r\n" % (target, authority.encode())
         authorization = replica.authorization
         return openai.request_bytes(
             prefix,
             self.head,
-            len(self.body),
+            num_body_bytes,
             authorization=None if authorization is None else authorization.encode(),
             priority_lane=lane if replica.priority_scheduling else None,
         )

@@ -41,6 +41,7 @@ class Relay:
         record: Record,
         clock: Callable[[], float],
         *,
+        scanner: type[StreamScanner],
         wants_timing: bool,
     ) -> None:
         self._exchange = exchange
@@ -49,6 +50,7 @@ class Relay:
         self._send = send
         self._record = record
         self._clock = clock
+        self._api = scanner
         self._wants_timing = wants_timing
         self._dispatched_s = clock()
         self._first_s: float | None = None
@@ -87,7 +89,7 @@ class Relay:
         is_packed = _first(headers, b"content-encoding").strip().lower() not in (b"", b"identity")
         is_stream = content_type.startswith(b"text/event-stream")
         if is_stream and not is_packed:
-            self._scanner = StreamScanner()
+            self._scanner = self._api()
             if self._wants_timing and not _first(headers, b"content-length"):
                 self._inserter = CommentInserter()
         elif status == 200 and not is_packed and content_type.startswith(b"application/json"):
@@ -177,7 +179,7 @@ class Relay:
         """The replica is done: learn what it said, and give the slot and the connection back."""
         record, scanner = self._record, self._scanner
         if self._kept is not None:
-            self.usage = usage_of_answer(b"".join(self._kept))
+            self.usage = usage_of_answer(b"".join(self._kept), self._api.read_usage)
         self._learn_usage()
         outcome = Outcome.SUCCESS
         if status >= 500 or status == 429 or (scanner is not None and scanner.has_error):

@@ -1,7 +1,7 @@
 """Questions a gateway asks a replica, each bounded in time and size. None of them raises for what a replica does."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -9,9 +9,6 @@ import httpx
 import orjson
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
-
-TOKENIZE = "tokenize"
-"""Feature: POST /tokenize in vLLM's shape."""
 
 # What /v1/models says in `owned_by`.
 OWNERS = {"tailgate": "tailgate-backend", "vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
@@ -152,6 +149,11 @@ class Prober:
         if "default_generation_settings" in await self._object("/props"):
             return "llama.cpp"
         return "vllm" if "version" in version else "openai"
+
+    async def described_paths(self) -> Collection[str] | None:
+        """The paths in the server's OpenAPI description; None where it has none."""
+        paths = (await self._object("/openapi.json")).get("paths")
+        return frozenset(paths) if isinstance(paths, dict) else None
 
     async def has_tokenize(self, model: str) -> bool:
         """Whether POST /tokenize answers in vLLM's shape."""

@@ -12,12 +12,17 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from .api.openai_fields import TGI, TOKENIZE
 from .config import DEFAULT_PORTS, GatewayConfig, ReplicaConfig
 from .replica_health import Ejection, EjectionRule, Rotation
+from .replica_kinds import TGI_MODEL, features_of
 from .replica_metrics import ReplicaLoad, parse_load
-from .replica_probe import TOKENIZE, Health, ModelCard, Prober
+from .replica_probe import Health, ModelCard, Prober
 
 logger = logging.getLogger(__name__)
+
+_MAY_TOKENIZE = frozenset({"vllm", "tailgate-backend", "sglang"})
+_MAY_DESCRIBE = frozenset({"vllm", "sglang", "openai"})
 
 SLOW_PROBES = 3
 """Health checks in a row that may time out before a replica counts as down: a busy engine answers late."""
@@ -46,6 +51,8 @@ class Replica:
         """What it says about its models."""
         self.features: frozenset[str] = frozenset()
         """Optional abilities that were seen to work, such as `replica_probe.TOKENIZE`."""
+        self.base_model: str | None = None
+        """The one whose weights it loaded, where it tells: others are adapters."""
         self.load: ReplicaLoad | None = None
         """The last scrape that worked, with its instant; None before."""
         self.is_healthy = False
@@ -81,8 +88,19 @@ class Replica:
         self._is_on_trial = is_on_trial
 
     def as_seen(self) -> tuple[object, ...]:
+    def wire_name(self, model: str) -> str:
+        """What this replica calls a model of its list."""
+        return TGI_MODEL if self.kind == "tgi" and model == self.base_model else model
+
         """What scheduling and the list of models depend on: equal before and after means no change."""
-        return (self.models, self.is_available, self.max_in_flight_tokens, self.max_prefill_tokens, self.kind)
+        return (
+            self.models,
+            self.features,
+            self.is_available,
+            self.max_in_flight_tokens,
+            self.max_prefill_tokens,
+            self.kind,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +198,13 @@ class ReplicaPool:
             return None
         if any(name in replica.models for replica in self._replicas.values()) or name in self._names:
             return name
-        return self.aliases.get(name)
+        return self.aliases.get(name) or (self.only_model(TGI) if name == TGI_MODEL else None)
+
+    def only_model(self, feature: str) -> str | None:
+        """The model of all replicas that can do this; None where they serve none or several."""
+        able = (replica for replica in self._replicas.values() if feature in replica.features)
+        names = {replica.base_model or name for replica in able for name in replica.models}
+        return names.pop() if len(names) == 1 else None
 
     def report_failure(self, replica_id: str) -> None:
         """A call failed in a way that speaks against the replica: refused, reset, timed out, 5xx. Never a 4xx."""
@@ -323,8 +347,11 @@ class _Watcher:
         replica = self._replica
         if self._configured.kind == "auto":
             replica.kind = await self._prober.kind(cards, engine)
-        features = set()
-        if replica.kind in ("vllm", "tailgate-backend") and await self._prober.has_tokenize(min(replica.models)):
+        described = await self._prober.described_paths() if replica.kind in _MAY_DESCRIBE else None
+        features = set(features_of(replica.kind, described))
+        if replica.kind == "tgi" and (info := await self._prober.tgi_info()) is not None:
+            replica.base_model = info[0]
+        if replica.kind in _MAY_TOKENIZE and await self._prober.has_tokenize(min(replica.models)):
             features.add(TOKENIZE)
         replica.features = frozenset(features)
         self._is_identified = True

@@ -7,6 +7,7 @@ chunks that carry usage or an error, and at the end of a choice.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,16 +41,16 @@ def read_usage(answer: object) -> Usage | None:
     details = details if type(details) is dict else {}
     metrics = metrics if type(metrics) is dict else {}
     return Usage(
-        prompt_tokens=_count(usage.get("prompt_tokens")),
-        output_tokens=_count(usage.get("completion_tokens")),
-        cached_tokens=_count(details.get("cached_tokens")),
+        prompt_tokens=read_count(usage.get("prompt_tokens")),
+        output_tokens=read_count(usage.get("completion_tokens")),
+        cached_tokens=read_count(details.get("cached_tokens")),
         queue_s=_seconds(metrics.get("queue_time_ms")),
         prefill_s=_seconds(metrics.get("time_to_first_token_ms")),
     )
 
 
 class StreamScanner:
-    """Facts about one stream, kept up to date by `feed`.
+    """Facts about one stream of OpenAI's chat or completions, kept up to date by `feed`. Other APIs' are subclasses.
 
     `num_content_chunks` counts the events that carried content, `has_content` says whether there was one. `usage` is
     the last one seen, `has_ended` whether the end marker was, `has_error` whether an error event was.
@@ -68,6 +69,8 @@ class StreamScanner:
         "num_content_chunks",
         "usage",
     )
+
+    read_usage: Callable[[object], Usage | None] = staticmethod(read_usage)
 
     def __init__(self) -> None:
         self.num_content_chunks = 0
@@ -176,9 +179,13 @@ class StreamScanner:
             return
         if type(chunk) is not dict:
             return
+        self._take_chunk(chunk)
+
+    def _take_chunk(self, chunk: dict[str, Any]) -> None:
+        """The facts of one event's JSON."""
         if chunk.get("error"):
             self.has_error = True
-        usage = read_usage(chunk)
+        usage = self.read_usage(chunk)
         if usage is not None:
             self.usage = usage
         if has_content(chunk):
@@ -248,7 +255,9 @@ class CommentInserter:
         return held
 
 
-def usage_of_answer(body: bytes, *, max_bytes: int = 1 << 18) -> Usage | None:
+def usage_of_answer(
+    body: bytes, read: Callable[[object], Usage | None] = read_usage, *, max_bytes: int = 1 << 18
+) -> Usage | None:
     """The usage of a whole answer, None if it has none that can be found.
 
     Up to `max_bytes` the answer is parsed; of a larger one only an object `usage` in its last 16 KiB is, as every
@@ -260,17 +269,18 @@ def usage_of_answer(body: bytes, *, max_bytes: int = 1 << 18) -> Usage | None:
         end = tail.find(b"}", start)
         while start >= 0 and end >= 0:
             try:
-                return read_usage(orjson.loads(b"{" + tail[start : end + 1] + b"}"))
+                return read(orjson.loads(b"{" + tail[start : end + 1] + b"}"))
             except orjson.JSONDecodeError:
                 end = tail.find(b"}", end + 1)
         return None
     try:
-        return read_usage(orjson.loads(body))
+        return read(orjson.loads(body))
     except orjson.JSONDecodeError:
         return None
 
 
-def _count(value: object) -> int | None:
+def read_count(value: object) -> int | None:
+    """A count of tokens; None for what is none."""
     return value if type(value) is int and value >= 0 else None
 
 

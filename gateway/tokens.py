@@ -18,11 +18,12 @@ import httpx
 import orjson
 
 from .api.fields import RequestFields
+from .api.openai_fields import TOKENIZE
 from .bytes_per_token import BytesPerToken
 from .chat_template import TemplateRefused
 from .config import ModelConfig
 from .model_tokenizer import ModelTokenizer
-from .replica_probe import TOKENIZE, Prober
+from .replica_probe import Prober
 from .replicas import Replica
 from .work_pool import WorkPool
 
@@ -91,6 +92,11 @@ class TokenCounter:
     async def count(self, fields: RequestFields, model: str, replicas: Iterable[Replica]) -> TokenCount:
         """Prompt tokens of a request, over all its prompts. Cancellation leaves nothing behind."""
         began_s = self._clock()
+        if fields.messages is None and fields.prompt is None:
+            # Nothing to count: sound, or bodies of which only the size is known.
+            size = fields.estimated_tokens
+            estimate = self._ratios.estimate(model, fields.num_body_bytes) if size is None else size
+            return TokenCount(estimate, "bytes", 0.0, self._clock() - began_s)
         num_ids = _given_ids(fields)
         if num_ids is not None:
             return TokenCount(num_ids, "local", 0.0, self._clock() - began_s)

@@ -1,19 +1,12 @@
-"""OpenAI's routes: which are hot, where they go upstream, and which headers travel.
+"""Which headers travel, both ways: all but what belongs to one connection only (RFC 9110, 7.6.1) or to the gateway."""
 
-Paths upstream are constants, so no client can reach a replica's other routes. Bodies are forwarded as they came; of
-the headers everything is forwarded but what belongs to one connection only (RFC 9110, 7.6.1) or to the gateway.
-"""
-
+import re
 from dataclasses import dataclass
 
 from policies.types import Lane
 
 from ..disconnect import Message
 from ..errors import BadRequest, Headers, UnsupportedEncoding
-from .fields import CHAT, COMPLETIONS
-
-# Path at the gateway and at the replica → kind of call.
-ROUTES = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS}
 
 HOP_BY_HOP = frozenset(
     {
@@ -29,6 +22,7 @@ HOP_BY_HOP = frozenset(
     }
 )
 _OURS = b"x-tailgate-"
+_QUERY = re.compile(rb"[!-~]*")
 _PRIORITY = b"x-vllm-priority"
 # Made anew for the connection upstream, answered by our own server, or ours to set.
 _NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", _PRIORITY}
@@ -132,6 +126,14 @@ def _declared(value: bytes) -> Lane:
             return lane
     known = ", ".join(lane.value for lane in _DECLARABLE)
     raise BadRequest(f"`x-tailgate-lane` must be one of: {known}.", param="x-tailgate-lane")
+
+
+def read_query(scope: Message) -> bytes:
+    """The query, which goes on as it came. Raises BadRequest for bytes that would end the request line."""
+    query: bytes = scope.get("query_string", b"")
+    if query and _QUERY.fullmatch(query) is None:
+        raise BadRequest("The query has characters that must be encoded.")
+    return query
 
 
 def raw_headers(scope: Message) -> Headers:

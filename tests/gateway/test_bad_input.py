@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.fields import RequestFields, read_fields
+from gateway.api.fields import RequestFields, read_chat, read_completions
 from gateway.errors import BadRequest, Overloaded
 from policies.types import Reason
 from tests.support.asgi import HandDriven
@@ -203,8 +203,9 @@ def test_retry_after_is_whole_seconds() -> None:
 
 
 def _fields(route: str = "chat", **fields: Any) -> RequestFields:
-    base: dict[str, Any] = {"messages": MESSAGES} if route == "chat" else {}
-    return read_fields(route, json.dumps(base | fields).encode())
+    if route == "completions":
+        return read_completions(json.dumps(fields).encode(), [], 64)
+    return read_chat(json.dumps({"messages": MESSAGES} | fields).encode(), [], 64)
 
 
 def test_the_fields_that_scheduling_needs() -> None:
@@ -226,9 +227,9 @@ def test_the_fields_that_scheduling_needs() -> None:
 
 def test_depth_is_counted_in_levels() -> None:
     """Many brackets side by side are not deep; one level too many is."""
-    read_fields("chat", json.dumps({"messages": MESSAGES * 100}).encode(), max_depth=3)
+    read_chat(json.dumps({"messages": MESSAGES * 100}).encode(), [], 3)
     with pytest.raises(BadRequest):
-        read_fields("chat", json.dumps({"messages": [*MESSAGES * 100], "x": [[[]]]}).encode(), max_depth=3)
+        read_chat(json.dumps({"messages": [*MESSAGES * 100], "x": [[[]]]}).encode(), [], 3)
 
 
 async def test_the_body_may_come_in_pieces() -> None:

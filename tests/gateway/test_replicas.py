@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.api.openai_fields import TOKENIZE
 from gateway.config import GatewayConfig, parse_config
 from gateway.replica_health import EjectionRule
-from gateway.replica_probe import TOKENIZE
 from gateway.replicas import Replica, ReplicaPool
 
 from .tiny_replica import TinyReplica, models_page, tiny_replica, until

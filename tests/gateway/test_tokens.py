@@ -14,7 +14,7 @@ import orjson
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from gateway.api.fields import CHAT, COMPLETIONS, RequestFields, read_fields
+from gateway.api.fields import RequestFields, read_chat, read_completions
 from gateway.bytes_per_token import PRIOR, BytesPerToken
 from gateway.config import GatewayConfig, parse_config
 from gateway.model_tokenizer import ModelTokenizer, TokenizerLoadError
@@ -79,11 +79,11 @@ async def running(config: GatewayConfig, clock: Any = time.monotonic) -> AsyncIt
 
 
 def chat(messages: list[dict[str, Any]], **more: Any) -> RequestFields:
-    return read_fields(CHAT, orjson.dumps({"model": "m", "messages": messages, **more}))
+    return read_chat(orjson.dumps({"model": "m", "messages": messages, **more}), [], 64)
 
 
 def completion(prompt: object) -> RequestFields:
-    return read_fields(COMPLETIONS, orjson.dumps({"model": "m", "prompt": prompt}))
+    return read_completions(orjson.dumps({"model": "m", "prompt": prompt}), [], 64)
 
 
 def reference_count(folder: Path, messages: list[dict[str, Any]], **more: Any) -> int:
