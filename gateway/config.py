@@ -104,6 +104,8 @@ class ReplicaConfig(_Section):
     """Names it serves; probed at /v1/models where not given."""
     max_in_flight_tokens: Count | None = None
     """Cap of prompt + predicted output tokens of its running requests; None leaves it to the admission policy."""
+    max_in_flight_requests: Count | None = None
+    """Cap of its running requests, such as the engine's largest batch; None: tokens alone decide."""
     max_prefill_tokens: Count | None = None
     """No further request starts while this many prompt tokens wait for their first token; None: no such bound."""
     authorization: Annotated[SecretStr, AfterValidator(_header_value)] | None = None

@@ -81,6 +81,10 @@ class Replica:
         return self.load.kv_capacity_tokens if self.load is not None else None
 
     @property
+    def max_in_flight_requests(self) -> int | None:
+        return self._config.max_in_flight_requests
+
+    @property
     def max_prefill_tokens(self) -> int | None:
         return self._config.max_prefill_tokens
 

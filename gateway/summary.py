@@ -33,6 +33,8 @@ def _replica(replica: ReplicaConfig) -> str:
     parts += ["models " + (", ".join(replica.models) if replica.models is not None else "probed")]
     if replica.max_in_flight_tokens is not None:
         parts += [f"at most {replica.max_in_flight_tokens} tokens in flight"]
+    if replica.max_in_flight_requests is not None:
+        parts += [f"at most {replica.max_in_flight_requests} requests in flight"]
     if replica.max_prefill_tokens is not None:
         parts += [f"at most {replica.max_prefill_tokens} prefill tokens"]
     if replica.authorization is not None:

@@ -4,6 +4,7 @@ from .admission.fixed import FixedCaps
 from .admission.port import Admission
 from .estimate.cost import CostModel
 from .estimate.output import OutputQuantiles
+from .fairness.background import BackgroundClaim
 from .fairness.drr import DeficitRoundRobin
 from .fairness.port import LaneTurns
 from .fairness.single import SingleQueue
@@ -79,6 +80,15 @@ ADMISSIONS: Registry[Admission] = Registry(
 )
 
 ROUTINGS: Registry[Routing] = Registry("routing", [Part("least-tokens", LeastTokens), Part("round-robin", RoundRobin)])
+
+BACKGROUND = Part(
+    "background",
+    BackgroundClaim,
+    {
+        "max_wait_s": Option(120.0, "background work that waited longer goes ahead of others", above=0.0),
+        "max_share": Option(0.2, "of the work that it may take from them so", above=0.0, at_most=1.0),
+    },
+)
 
 COST = Part(
     "cost",

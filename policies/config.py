@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .builtin import ADMISSIONS, COST, LANE_CUTS, ORDERINGS, OUTPUT, ROUTINGS, TURNS
+from .builtin import ADMISSIONS, BACKGROUND, COST, LANE_CUTS, ORDERINGS, OUTPUT, ROUTINGS, TURNS
 from .policy import Policy
 from .registry import Option, Part, PolicyConfigError
 from .slicing import WholeCalls
@@ -21,8 +21,8 @@ _WAIT_OPTIONS = {
 class PolicySpec:
     """Which part plays which role, and their options: part name → option → value.
 
-    Beside the chosen parts, `options` may hold `cost`, `output`, `lane-cuts` and `wait`. Options of a part that isn't
-    chosen are an error: they would have no effect.
+    Beside the chosen parts, `options` may hold `cost`, `output`, `lane-cuts`, `background` and `wait`. Options of a
+    part that isn't chosen are an error: they would have no effect.
     """
 
     ordering: str = "aged-sjf"
@@ -42,7 +42,7 @@ def build_policy(spec: PolicySpec) -> Policy:
     ordering, turns = ORDERINGS.get(spec.ordering), TURNS.get(spec.lanes)
     admission, routing = ADMISSIONS.get(spec.admission), ROUTINGS.get(spec.routing)
     wait: Part[dict[str, float]] = Part("wait", dict, _WAIT_OPTIONS)
-    named: list[Part[Any]] = [ordering, turns, admission, routing, COST, OUTPUT, LANE_CUTS, wait]
+    named: list[Part[Any]] = [ordering, turns, admission, routing, COST, OUTPUT, LANE_CUTS, BACKGROUND, wait]
     known = {part.name for part in named}
     for name, given in spec.options.items():
         if name not in known:
@@ -58,6 +58,7 @@ def build_policy(spec: PolicySpec) -> Policy:
         admission=admission.build(options[admission.name]),
         routing=routing.build(options[routing.name]),
         lanes=LANE_CUTS.build(options["lane-cuts"]),
+        background=BACKGROUND.build(options["background"]),
         output=OUTPUT.build(options["output"]),
         cost=COST.build(options["cost"]),
         slicing=WholeCalls(),

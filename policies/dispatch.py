@@ -204,10 +204,12 @@ class DispatchCore:
         instants = [since_s + self._policy.no_replica_grace_s for since_s in self._no_replica_since_s.values()]
         if self._prefill_ends:
             instants.append(self._prefill_ends[0][0])
-        for job in self._books.queue.oldest():
-            overdue_s = job.request.arrival_s + self._policy.max_wait_s
-            if overdue_s > self._polled_s:
-                instants.append(overdue_s)
+        for jobs, max_wait_s in (
+            (self._books.queue.oldest(), self._policy.max_wait_s),
+            (self._books.queue.oldest_background(), self._policy.background.max_wait_s),
+        ):
+            overdue = (job.request.arrival_s + max_wait_s for job in jobs)
+            instants.extend(overdue_s for overdue_s in overdue if overdue_s > self._polled_s)
         if (late := self._books.queue.next_deadline()) and late.request.deadline_s is not None:
             instants.append(late.request.deadline_s)
         return min(instants, default=None)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from .admission.port import Admission
 from .estimate.cost import CostModel
 from .estimate.output import OutputQuantiles
+from .fairness.background import BackgroundClaim
 from .fairness.port import LaneTurns
 from .lanes import BudgetLanes
 from .ordering.port import Ordering
@@ -22,6 +23,7 @@ class Policy:
     admission: Admission
     routing: Routing
     lanes: BudgetLanes
+    background: BackgroundClaim
     output: OutputQuantiles
     cost: CostModel
     slicing: Slicing

@@ -19,10 +19,10 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._by_lane: dict[Lane, dict[PoolKey, list[_Entry]]] = {lane: {} for lane in Lane}
-        self._by_arrival: dict[PoolKey, list[_Entry]] = {}
+        self._arrivals = _Arrivals()
+        self._background_arrivals = _Arrivals()
         self._by_deadline: list[_Entry] = []
         self._num_in: dict[tuple[Lane, PoolKey], int] = {}
-        self._num_in_pool: dict[PoolKey, int] = {}
         self._num_by_lane = dict.fromkeys(Lane, 0)
         self.num_requests = 0
         self.num_tokens = 0
@@ -31,9 +31,7 @@ class WaitingQueue:
         job.ticket += 1
         pool, lane, request = job.pool, job.lane, job.request
         heapq.heappush(self._by_lane[lane].setdefault(pool, []), (job.key, job.seq, job.ticket, job))
-        if lane is not Lane.BACKGROUND:
-            heapq.heappush(self._by_arrival.setdefault(pool, []), (request.arrival_s, job.seq, job.ticket, job))
-            self._num_in_pool[pool] = self._num_in_pool.get(pool, 0) + 1
+        self._arrivals_of(lane).add(job)
         if request.deadline_s is not None:
             heapq.heappush(self._by_deadline, (request.deadline_s, job.seq, job.ticket, job))
         self._num_in[lane, pool] = self._num_in.get((lane, pool), 0) + 1
@@ -53,12 +51,7 @@ class WaitingQueue:
             del self._num_in[lane, pool], self._by_lane[lane][pool]
         else:
             _compact(self._by_lane[lane][pool], self._num_in[lane, pool])
-        if lane is not Lane.BACKGROUND:
-            self._num_in_pool[pool] -= 1
-            if not self._num_in_pool[pool]:
-                del self._num_in_pool[pool], self._by_arrival[pool]
-            else:
-                _compact(self._by_arrival[pool], self._num_in_pool[pool])
+        self._arrivals_of(lane).remove(pool)
         _compact(self._by_deadline, self.num_requests)
 
     def num_in_lane(self, lane: Lane) -> int:
@@ -74,8 +67,12 @@ class WaitingQueue:
             yield _top(heap)
 
     def oldest(self) -> list[Job]:
-        """The first to arrive of each pool, oldest first; background work, which has no claim on time, left out."""
-        return sorted((_top(heap) for heap in self._by_arrival.values()), key=lambda job: job.seq)
+        """The first to arrive of each pool, oldest first, background work left out."""
+        return self._arrivals.oldest()
+
+    def oldest_background(self) -> list[Job]:
+        """The first background request to arrive of each pool, oldest first."""
+        return self._background_arrivals.oldest()
 
     def next_deadline(self) -> Job | None:
         heap = self._by_deadline
@@ -93,6 +90,33 @@ class WaitingQueue:
             if _is_live(entry)
         }
         return [live[seq] for seq in sorted(live)]
+
+    def _arrivals_of(self, lane: Lane) -> "_Arrivals":
+        return self._background_arrivals if lane is Lane.BACKGROUND else self._arrivals
+
+
+class _Arrivals:
+    """Waiting jobs by arrival within each pool."""
+
+    def __init__(self) -> None:
+        self._heaps: dict[PoolKey, list[_Entry]] = {}
+        self._num_in: dict[PoolKey, int] = {}
+
+    def add(self, job: Job) -> None:
+        pool = job.pool
+        heapq.heappush(self._heaps.setdefault(pool, []), (job.request.arrival_s, job.seq, job.ticket, job))
+        self._num_in[pool] = self._num_in.get(pool, 0) + 1
+
+    def remove(self, pool: PoolKey) -> None:
+        """One of this pool has left: its ticket has moved on."""
+        self._num_in[pool] -= 1
+        if not self._num_in[pool]:
+            del self._num_in[pool], self._heaps[pool]
+        else:
+            _compact(self._heaps[pool], self._num_in[pool])
+
+    def oldest(self) -> list[Job]:
+        return sorted((_top(heap) for heap in self._heaps.values()), key=lambda job: job.seq)
 
 
 def _is_live(entry: _Entry) -> bool:

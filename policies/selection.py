@@ -22,11 +22,18 @@ class Selection:
 
     def next(self, now_s: float) -> tuple[Job, list[ReplicaSlots]] | None:
         """The request that goes now, with the replicas that have room for it; None: nobody can."""
+        if choice := self._choose(now_s):
+            job = choice[0]
+            if job.lane is not Lane.BACKGROUND:
+                self._policy.background.others_went(job.cost_s)
+        return choice
+
+    def _choose(self, now_s: float) -> tuple[Job, list[ReplicaSlots]] | None:
         reserved: set[str] = set()
-        for job in self._queue.oldest():
-            if now_s - job.request.arrival_s < self._policy.max_wait_s:
-                break
+        for job in self._overdue(now_s):
             if room := self.with_room(job, reserved):
+                if job.lane is Lane.BACKGROUND and self._queue.num_requests > self._queue.num_in_lane(job.lane):
+                    self._policy.background.claimed(job.cost_s)
                 return job, room
             # Overdue and too big for what is free: the replica closest to having room takes nothing else meanwhile.
             waiting_for = [slots for slots in self.eligible(job.pool) if slots.replica.replica_id not in reserved]
@@ -43,6 +50,17 @@ class Selection:
                 self._policy.turns.next_lane({lane: (job.key, job.cost_s) for lane, (job, _) in heads.items()})
             ]
         return self._idle_capacity(reserved)
+
+    def _overdue(self, now_s: float) -> list[Job]:
+        """Those of the first of each pool that have waited too long, oldest first."""
+        policy = self._policy
+        overdue = [job for job in self._queue.oldest() if now_s - job.request.arrival_s >= policy.max_wait_s]
+        if self._queue.num_in_lane(Lane.BACKGROUND) and policy.background.may_claim:
+            max_wait_s = policy.background.max_wait_s
+            oldest = self._queue.oldest_background()
+            overdue += [job for job in oldest if now_s - job.request.arrival_s >= max_wait_s]
+            overdue.sort(key=lambda job: job.seq)
+        return overdue
 
     def _idle_capacity(self, reserved: set[str]) -> tuple[Job, list[ReplicaSlots]] | None:
         """Background work runs where nobody else waits."""

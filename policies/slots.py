@@ -40,6 +40,9 @@ class ReplicaSlots:
         """Whether another call may start under the caps, leaving grants aside. A replica without calls always has."""
         if not self.calls:
             return True
+        max_requests = self.replica.max_in_flight_requests
+        if max_requests is not None and len(self.calls) >= max_requests:
+            return False
         return self.in_flight_tokens + slot_tokens <= max_tokens and self.prefill_tokens < max_prefill_tokens
 
     def is_granted(self, slot_tokens: int) -> bool:

@@ -117,6 +117,11 @@ class ReplicaLike(Protocol):
         ...
 
     @property
+    def max_in_flight_requests(self) -> int | None:
+        """Cap of its calls, such as an engine's largest batch; None: tokens alone decide."""
+        ...
+
+    @property
     def max_prefill_tokens(self) -> int | None:
         """No further call starts while this many prompt tokens wait for their first token; None: no such bound."""
         ...

@@ -40,6 +40,7 @@ class _Replica:
     is_available: bool = True
     max_in_flight_tokens: int | None = 65_536
     max_prefill_tokens: int | None = None
+    max_in_flight_requests: int | None = None
 
 
 def decision_bar() -> Bar:

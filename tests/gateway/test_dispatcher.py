@@ -32,6 +32,7 @@ class FakeView:
     is_available: bool = True
     max_in_flight_tokens: int | None = 100
     max_prefill_tokens: int | None = None
+    max_in_flight_requests: int | None = None
 
 
 class Grants:

@@ -35,6 +35,7 @@ class FakeReplica:
     is_available: bool = True
     max_in_flight_tokens: int | None = None
     max_prefill_tokens: int | None = None
+    max_in_flight_requests: int | None = None
 
 
 def make_core(*replicas: FakeReplica, grant: bool = True, **spec: Any) -> DispatchCore:

@@ -7,7 +7,7 @@ import pytest
 
 from policies.builtin import ADMISSIONS, ORDERINGS, ROUTINGS, TURNS
 from policies.dispatch import DispatchCore
-from policies.types import Call, Outcome, Sample
+from policies.types import Call, Lane, Outcome, Sample
 from tests.policies.support import FakeReplica, FakeRequest, World, make_core, random_requests
 
 COMPOSITIONS = list(itertools.product(ORDERINGS.names(), TURNS.names(), ADMISSIONS.names(), ROUTINGS.names()))
@@ -98,6 +98,27 @@ class TestEveryPolicy:
                 and request.arrival_s + max_wait_s < went_s[other.request_id] < went_s[request.request_id]
             ]
             assert passed_by == []
+
+    def test_bounds_what_background_work_waits_and_takes(self, composition: tuple[str, ...], seed: int) -> None:
+        """Under a load that never ends each background request goes, in order of arrival, at its stated pace."""
+        max_wait_s, max_share = 5.0, 0.2
+        ordering, lanes, admission, routing = composition
+        options = {"background": {"max_wait_s": max_wait_s, "max_share": max_share}, "wait": {"max_wait_s": 1000.0}}
+        replica = FakeReplica(max_in_flight_requests=1)
+        core = make_core(replica, ordering=ordering, lanes=lanes, admission=admission, routing=routing, options=options)
+        world = World(core, lambda _: 0.1)
+        rng = random.Random(seed)
+        for index in range(600):
+            world.arrives(FakeRequest(f"q{index}", index * 0.09, streams=rng.random() < 0.5))
+        for index in range(10):
+            world.arrives(FakeRequest(f"b{index}", 1.0 + index * 0.01, declared_lane=Lane.BACKGROUND))
+        world.run()
+        went_s = [world.dispatched_s[f"b{index}"] for index in range(10)]
+        assert went_s == sorted(went_s)
+        for index, at_s in enumerate(went_s):
+            # Its wait, the call that runs, and for each before it one claim and the others' part: 1 + 4 calls of 0.1 s.
+            bound_s = 1.0 + index * 0.01 + max_wait_s + 0.1 + index * 0.1 / max_share
+            assert 6.0 <= at_s <= bound_s + 1e-6
 
     def test_survives_faults(self, composition: tuple[str, ...], seed: int) -> None:
         """Random cancels, failures, retries and vanishing replicas: the books stay exact and everything ends."""

@@ -162,6 +162,60 @@ class TestDispatch:
         core.call_ended(call.call_id, Outcome.SUCCESS, Sample(), 1.0)
         assert calls(core.poll(1.0)) == [("waits", "r1"), ("batch", "r1")]
 
+    def test_background_goes_ahead_once_it_has_waited_too_long(self) -> None:
+        """Then the oldest goes first; the next one only after the others have had their part."""
+        core = make_core(
+            ONE_AT_A_TIME, options={"background": {"max_wait_s": 10.0, "max_share": 0.25}, "wait": {"max_wait_s": 99.0}}
+        )
+        offer(core, "running")
+        call = only_call(core.poll(0.0))
+        for name in ("batch-1", "batch-2"):
+            offer(core, name, declared_lane=Lane.BACKGROUND)
+        for number in range(8):
+            offer(core, f"q{number}", 5.0)
+        core.poll(5.0)
+        assert core.next_wakeup_s() == pytest.approx(10.0)
+        went = []
+        for at_s in range(11, 20):
+            core.call_ended(call.call_id, Outcome.SUCCESS, Sample(), float(at_s))
+            call = only_call(core.poll(float(at_s)))
+            went.append(call.request.request_id)
+        assert went == ["batch-1", "q0", "q1", "q2", "batch-2", "q3", "q4", "q5", "q6"]
+
+    def test_background_that_nobody_is_held_up_by_owes_nothing(self) -> None:
+        """Overdue or not, on idle capacity one follows the other."""
+        core = make_core(ONE_AT_A_TIME, options={"background": {"max_wait_s": 1.0, "max_share": 0.01}})
+        for name in ("a", "b", "c"):
+            offer(core, name, declared_lane=Lane.BACKGROUND)
+        for at_s in (5.0, 6.0, 7.0):
+            call = only_call(core.poll(at_s))
+            core.call_ended(call.call_id, Outcome.SUCCESS, Sample(), at_s)
+        assert core._policy.background.may_claim
+
+    def test_an_overdue_background_request_reserves_its_replica_too(self) -> None:
+        """However small the others are: otherwise one that needs an empty replica would never start."""
+        core = make_core(
+            FakeReplica(max_in_flight_tokens=100),
+            options={"background": {"max_wait_s": 10.0}, "wait": {"max_wait_s": 99}},
+        )
+        offer(core, "running", prompt_tokens=50)
+        call = only_call(core.poll(0.0))
+        core.first_token(call.call_id, 0.0)
+        offer(core, "batch", prompt_tokens=90, declared_lane=Lane.BACKGROUND)
+        offer(core, "small", 11.0)
+        assert core.poll(11.0) == []
+        core.call_ended(call.call_id, Outcome.SUCCESS, Sample(), 12.0)
+        assert calls(core.poll(12.0)) == [("batch", "r1")]
+
+    def test_caps_requests_in_flight(self) -> None:
+        """Where a replica takes only so many at a time, whatever their size."""
+        core = make_core(FakeReplica(max_in_flight_requests=2))
+        for name in ("a", "b", "c"):
+            offer(core, name, prompt_tokens=1)
+        assert calls(core.poll(0.0)) == [("a", "r1"), ("b", "r1")]
+        core.call_ended(1, Outcome.SUCCESS, Sample(), 1.0)
+        assert calls(core.poll(1.0)) == [("c", "r1")]
+
     def test_an_overdue_request_reserves_its_replica(self) -> None:
         """Too big for what is free and waiting too long: nothing else starts there until it fits."""
         core = make_core(FakeReplica(max_in_flight_tokens=100), options={"wait": {"max_wait_s": 10.0}})

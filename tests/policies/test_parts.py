@@ -9,6 +9,7 @@ from policies.config import PolicyConfigError, PolicySpec, build_policy
 from policies.drain_rate import DrainRate
 from policies.estimate.output import OutputQuantiles
 from policies.estimate.window import RecentQuantiles
+from policies.fairness.background import BackgroundClaim
 from policies.fairness.drr import ROUND, DeficitRoundRobin
 from policies.job import Job
 from policies.lanes import BudgetLanes
@@ -112,6 +113,24 @@ class TestDeficitRoundRobin:
         drr.charge(Lane.BACKGROUND, 5.0)
         drr.emptied(Lane.BACKGROUND)
         assert Lane.BACKGROUND not in drr._deficit_s
+
+
+class TestBackgroundClaim:
+    def test_the_whole_share_owes_nothing(self) -> None:
+        """With a share of one, background work is like any other once it is overdue."""
+        claim = BackgroundClaim(max_wait_s=1.0, max_share=1.0)
+        claim.claimed(5.0)
+        assert claim.may_claim
+
+    def test_a_claim_is_paid_by_others_work(self) -> None:
+        """At a quarter, three times its cost; what they do beyond that isn't saved up."""
+        claim = BackgroundClaim(max_wait_s=1.0, max_share=0.25)
+        for _ in range(2):
+            claim.claimed(2.0)
+            claim.others_went(5.9)
+            assert not claim.may_claim
+            claim.others_went(50.0)
+            assert claim.may_claim
 
 
 class TestRoutings:
@@ -250,7 +269,7 @@ class TestQueue:
             queue.add(job)
             queue.remove(job)
         assert queue.jobs() == [keeper]
-        heaps = [*queue._by_lane[keeper.lane].values(), *queue._by_arrival.values(), queue._by_deadline]
+        heaps = [*queue._by_lane[keeper.lane].values(), *queue._arrivals._heaps.values(), queue._by_deadline]
         assert max(len(heap) for heap in heaps) < 100
 
     def test_heads_skip_what_left(self) -> None:
@@ -273,7 +292,7 @@ class TestConfig:
             (PolicySpec(lanes="x"), "lanes", "drr, single"),
             (PolicySpec(admission="x"), "admission", "fixed"),
             (PolicySpec(routing="x"), "routing", "least-tokens, round-robin"),
-            (PolicySpec(options={"fcfs": {}}), "options.fcfs", "aged-sjf, cost"),
+            (PolicySpec(options={"fcfs": {}}), "options.fcfs", "aged-sjf, background"),
             (PolicySpec(options={"drr": 3}), "options.drr", "a mapping"),  # type: ignore[dict-item]
             (PolicySpec(options={"drr": {"x": 1}}), "options.drr.x", "interactive_s, long_s"),
             (PolicySpec(ordering="fcfs", options={"round-robin": {}}), "options.round-robin", "cost"),
