@@ -88,14 +88,14 @@ class Replica:
     def max_prefill_tokens(self) -> int | None:
         return self._config.max_prefill_tokens
 
-    def put_on_trial(self, is_on_trial: bool) -> None:
-        self._is_on_trial = is_on_trial
-
-    def as_seen(self) -> tuple[object, ...]:
     def wire_name(self, model: str) -> str:
         """What this replica calls a model of its list."""
         return TGI_MODEL if self.kind == "tgi" and model == self.base_model else model
 
+    def put_on_trial(self, is_on_trial: bool) -> None:
+        self._is_on_trial = is_on_trial
+
+    def as_seen(self) -> tuple[object, ...]:
         """What scheduling and the list of models depend on: equal before and after means no change."""
         return (
             self.models,
