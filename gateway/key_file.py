@@ -80,7 +80,7 @@ class KeyEntry(_Closed):
     """Whose requests share statistics, fairness and metrics; several keys may have the same."""
     hash: Hash = Field(repr=False)
     created: date | None = Field(default=None, strict=False)
-    note: str | None = Field(default=None, max_length=200)
+    note: str | None = Field(default=None, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")
     models: Annotated[tuple[Model, ...], Field(strict=False)] | None = None
     """Models, or aliases, that it may use."""
     lanes: Annotated[tuple[LaneName, ...], Field(strict=False), AfterValidator(_some)] | None = None

@@ -98,6 +98,11 @@ def new_secret() -> str:
     return PREFIX + secrets.token_urlsafe(SECRET_BYTES)
 
 
+def new_id() -> str:
+    """A name for a key, which has nothing of the key in it."""
+    return "k" + secrets.token_hex(4)
+
+
 def new_salt() -> bytes:
     return secrets.token_bytes(SALT_BYTES)
 

@@ -102,6 +102,7 @@ def test_cached_tokens_are_for_a_tenant_alone() -> None:
         (content({"tokens_per_min": 1.5}), "keys[0].tokens_per_min: 1.5 isn't allowed"),
         (content({"max_in_flight_tokens": "9"}), "keys[0].max_in_flight_tokens: '9' isn't allowed"),
         (content({"admin": 1}), "keys[0].admin: 1 isn't allowed"),
+        (content({"note": "two\nlines"}), "keys[0].note: 'two\\nlines' isn't allowed"),
         (content({"created": "soon"}), "keys[0].created: 'soon' isn't allowed"),
         (content({}, {"id": "k0"}), "keys[1].id: 'k0' isn't allowed; is used before: it must be unique"),
         (content({}, {"hash": "0" * 16 + "1" * 48}), "keys[1].hash: the value isn't allowed; is used before"),
@@ -135,7 +136,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     """New files are their owner's alone, a key a line, and hold hashes only."""
     path, secret = tmp_path / "keys.json", new_secret()
     change_key_file(path, added(secret, models=("m1",), lanes=(Lane.LONG,), requests_per_min=5), may_create=True)
-    change_key_file(path, added("other", note="line\nbreak"))
+    change_key_file(path, added("other", note="“laptop” \\"))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     text = path.read_text()
     assert text.count("\n") == 4
@@ -145,7 +146,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     found = file.table().find(secret.encode())
     assert found is not None
     assert (found.key_id, found.models, found.lanes) == ("k0", frozenset({"m1"}), frozenset({Lane.LONG}))
-    assert file.keys[1].note == "line\nbreak"
+    assert file.keys[1].note == "“laptop” \\"
     assert [name for name in os.listdir(tmp_path) if name != "keys.json"] == []
     assert file.salt not in repr(file)
     assert file.keys[0].hash not in repr(file)
