@@ -8,7 +8,10 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
+from .admin_access import AdminAccess
 from .attribution import Record
+from .errors import GatewayError
+from .keys import Key
 from .replicas import Replica, ServedModel
 
 INDEX = """\
@@ -51,6 +54,7 @@ class AdminState:
     metrics: Page
     ring: Ring
     draining: Draining
+    access: AdminAccess
     started_at: int
 
 
@@ -67,10 +71,12 @@ def build_admin_app(state: AdminState) -> FastAPI:
         return _json({"status": "ok"})
 
     @app.get("/readyz", summary="Whether requests can be served", response_class=Response)
-    async def readyz() -> Response:
-        """503 while the gateway drains, and while no replica is available."""
+    async def readyz(request: Request) -> Response:
+        """503 while the gateway drains, and while no replica is available. Replicas are shown to whoever may know."""
         replicas = state.pool.all()
-        shown = {"replicas": {replica.replica_id: _shown(replica) for replica in replicas}}
+        shown = {}
+        if state.access.has_diagnostics(request.scope):
+            shown["replicas"] = {replica.replica_id: _shown(replica) for replica in replicas}
         if state.draining.is_draining:
             return _json({"status": "draining", **shown}, 503)
         if not any(replica.is_available for replica in replicas):
@@ -78,28 +84,42 @@ def build_admin_app(state: AdminState) -> FastAPI:
         return _json({"status": "ready", **shown})
 
     @app.get("/metrics", summary="Prometheus metrics", response_class=Response)
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
+        """For the operator, as configured."""
+        state.access.check_operator(request.scope)
         content, content_type = state.metrics.render()
         return Response(content, headers={"content-type": content_type})
 
     @app.get("/v1/models", summary="Models of all replicas, and aliases", response_class=Response)
-    async def models() -> Response:
-        return _json({"object": "list", "data": list(_models(state).values())})
+    async def models(request: Request) -> Response:
+        """Those that the caller's key may use."""
+        cards = _models(state, state.access.caller(request.scope))
+        return _json({"object": "list", "data": list(cards.values())})
 
     @app.get("/v1/models/{name:path}", summary="One model", response_class=Response)
-    async def model(name: str) -> Response:
-        found = _models(state).get(name)
+    async def model(name: str, request: Request) -> Response:
+        found = _models(state, state.access.caller(request.scope)).get(name)
         if found is None:
             return _error(404, f"The model `{name[:200]}` does not exist.", "model_not_found", param="model")
         return _json(found)
 
     @app.get("/v1/requests/{request_id}/timing", summary="Where a request's time went", response_class=Response)
-    async def timing(request_id: str) -> Response:
-        """By the id in the response header x-tailgate-request-id; only the latest finished requests are remembered."""
+    async def timing(request_id: str, request: Request) -> Response:
+        """By the id in the response header x-tailgate-request-id; only the latest finished requests are remembered.
+
+        With the key that made the request, or as the operator.
+        """
+        caller = state.access.caller(request.scope)
         record = state.ring.get(request_id)
-        if record is None:
+        if record is None or not (caller.is_admin or caller.key_id == record.key_id):
             return _error(404, "No finished request with this id is remembered.", "request_not_found")
-        return _json(record.to_dict())
+        return _json(record.to_dict() if caller.is_admin else record.shown())
+
+    @app.exception_handler(GatewayError)
+    async def denied(_: Request, error: GatewayError) -> Response:
+        answer = Response(error.body(), error.status)
+        answer.raw_headers.extend(error.headers())
+        return answer
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> Response:
@@ -115,14 +135,14 @@ def _shown(replica: Replica) -> dict[str, Any]:
     return {"available": replica.is_available, "kind": replica.kind, "models": sorted(replica.models)}
 
 
-def _models(state: AdminState) -> dict[str, dict[str, Any]]:
-    """By name, aliases of served models after them, in OpenAI's shape with vLLM's fields."""
+def _models(state: AdminState, caller: Key) -> dict[str, dict[str, Any]]:
+    """Those that the caller may name: models, then aliases of them, in OpenAI's shape with vLLM's fields."""
     served = state.pool.models()
     cards = {name: _card(name, model, state.started_at) for name, model in served.items()}
     for alias, name in state.pool.aliases.items():
         if name in served:
             cards[alias] = {**_card(alias, served[name], state.started_at), "root": name}
-    return cards
+    return {name: card for name, card in cards.items() if caller.may_use(name)}
 
 
 def _card(name: str, model: ServedModel, created: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from policies.dispatch import DispatchCore
 
 from .access_log import AccessLog
 from .admin import AdminState, build_admin_app
+from .admin_access import AdminAccess
 from .api import routes
 from .attribution import Record
 from .config import GatewayConfig
@@ -23,6 +24,7 @@ from .disconnect import Message, Receive, Send
 from .dispatcher import Dispatcher
 from .drain import Drain
 from .handler import Bounds, Handler
+from .key_ring import KeyRing
 from .metrics import Metrics
 from .replicas import ReplicaPool
 from .state.memory import MemoryCapacity
@@ -54,6 +56,10 @@ class Gateway:
             )
         )
         self.drain = Drain()
+        self.keys = KeyRing(config.keys, clock, assumed_output_tokens=limits.assumed_output_tokens)
+        self.access = AdminAccess(
+            self.keys, needs_key=config.needs_admin_key, has_listener=config.admin.listen is not None
+        )
         self.ring = TimingRing(config.timing_ring)
         self.access_log = AccessLog(config.log.access)
         self.metrics = Metrics()
@@ -76,6 +82,7 @@ class Gateway:
             counter=self.tokens,
             dispatcher=self.dispatcher,
             draining=self.drain,
+            keys=self.keys,
             clock=clock,
             rng=rng,
             finished=self._finished,
@@ -86,6 +93,7 @@ class Gateway:
                 metrics=self.metrics,
                 ring=self.ring,
                 draining=self.drain,
+                access=self.access,
                 started_at=int(time.time()),
             )
         )
@@ -93,7 +101,7 @@ class Gateway:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """ASGI: the hot routes, the lifespan, and everything else."""
         kind = scope["type"]
-        if kind == "http" and (route := routes.find(scope)) is not None:
+        if kind == "http" and (route := routes.find(scope)) is not None and not self.access.is_inside(scope):
             with self.drain.serving():
                 await self._handler(route, scope, receive, send)
         elif kind == "lifespan":
@@ -120,12 +128,14 @@ class Gateway:
         self.access_log.start()
         await self.tokens.start()
         self.metrics.start()
+        self.keys.start()
         self._capacity.start(self.dispatcher.capacity_granted)
         self.pool.start()
 
     async def aclose(self) -> None:
         """End every task and close every connection."""
         await self.pool.aclose()
+        await self.keys.aclose()
         await self.metrics.aclose()
         await self.tokens.aclose()
         await self._capacity.aclose()

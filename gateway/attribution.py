@@ -168,14 +168,22 @@ class Record:
         """Without those that name replicas."""
         return {layer: note for layer, note in self.notes.items() if note in _PLAIN_NOTES}
 
-    def shown(self, *, has_diagnostics: bool, sees_cached_tokens: bool) -> dict[str, Any]:
-        """What a caller is told: as `to_dict`, without what it may not know."""
+    @property
+    def withheld(self) -> tuple[bytes, ...]:
+        """How names begin of the replica's headers that aren't passed on: they contradict ours, or tell too much."""
+        return (
+            *((b"x-ratelimit-",) if self.limit_headers else ()),
+            *(() if self.sees_cached_tokens else (b"server-timing",)),
+        )
+
+    def shown(self) -> dict[str, Any]:
+        """What the caller is told: as `to_dict`, without what it may not know."""
         data = self.to_dict()
-        if not has_diagnostics:
+        if not self.has_diagnostics:
             for name in _DIAGNOSTICS:
                 del data[name]
             data["notes"] = {layer.value: note for layer, note in self._plain_notes().items()}
-        if not sees_cached_tokens:
+        if not self.sees_cached_tokens:
             del data["cached_tokens"]
         return data
 

@@ -28,6 +28,7 @@ from policies.config import PolicyConfigError, PolicySpec, build_policy
 
 from .config_errors import ConfigError, Problem, Problems, describe
 from .config_yaml import read_yaml
+from .key_file import load_key_file
 
 ReplicaKind = Literal["auto", "tailgate-backend", "vllm", "tgi", "sglang", "llama.cpp", "openai"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -65,6 +66,14 @@ def _has_tokenizer(path: Path) -> Path:
     return path
 
 
+def _has_good_keys(path: Path) -> Path:
+    try:
+        load_key_file(path)
+    except ConfigError as error:
+        raise ValueError("; ".join(error.problems)) from None
+    return path
+
+
 def _header_value(secret: SecretStr) -> SecretStr:
     text = secret.get_secret_value()
     if not text or text != text.strip() or not text.isascii() or not text.isprintable():
@@ -78,12 +87,15 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 Names = Annotated[tuple[Name, ...], Field(strict=False)]
 Url = Annotated[str, AfterValidator(_normal_url)]
 TokenizerPath = Annotated[Path, Field(strict=False), BeforeValidator(_against_base_dir), AfterValidator(_has_tokenizer)]
+KeyFilePath = Annotated[Path, Field(strict=False), BeforeValidator(_against_base_dir), AfterValidator(_has_good_keys)]
 
 
 class _Section(BaseModel):
     """Frozen, strict, closed: what every part of the configuration has in common."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, hide_input_in_errors=True
+    )
 
 
 class Listen(_Section):
@@ -91,6 +103,20 @@ class Listen(_Section):
     """Address to listen on; 0.0.0.0 or :: for every interface."""
     port: int = Field(default=8080, ge=0, le=65535)
     """0 picks a free port."""
+
+
+class AdminListen(Listen):
+    port: int = Field(default=9090, ge=0, le=65535)
+    """0 picks a free port."""
+
+
+class AdminConfig(_Section):
+    """Where metrics and the timing of all requests are read, and by whom."""
+
+    listen: AdminListen | None = None
+    """An address of their own; None: beside the other routes."""
+    key_required: bool | None = None
+    """Whether a key with `admin` is needed; None: where there are keys and no address of their own."""
 
 
 class ReplicaConfig(_Section):
@@ -172,6 +198,8 @@ class Limits(_Section):
     """The JSON library in use can't write deeper than 254 levels."""
     max_attempts: Count = 2
     """Replicas tried for one request, the first included; only before the first byte of an answer."""
+    assumed_output_tokens: Count = 1024
+    """What a request without max_tokens takes of its key's token limits while it runs; afterwards what it used."""
 
 
 class Probes(_Section):
@@ -194,6 +222,9 @@ class GatewayConfig(_Section):
     """The whole configuration of one gateway."""
 
     listen: Listen = Listen()
+    keys: KeyFilePath | None = None
+    """File of API keys, made by `tailgate keys create`; None: nobody needs one, and clients' own go to the replicas."""
+    admin: AdminConfig = AdminConfig()
     replicas: Annotated[tuple[ReplicaConfig, ...], Field(strict=False)]
     models: Annotated[tuple[ModelConfig, ...], Field(strict=False)] = ()
     default_model: Name | None = None
@@ -233,6 +264,25 @@ class GatewayConfig(_Section):
         return models
 
     @model_validator(mode="after")
+    def _admins_can_be(self) -> Self:
+        listen = self.admin.listen
+        problems = []
+        if self.admin.key_required and self.keys is None:
+            problems.append(Problem(("admin", "key_required"), True, "needs a file of keys: `keys`"))
+        if listen is not None and listen.port and listen.port == self.listen.port:
+            problems.append(Problem(("admin", "listen", "port"), listen.port, "must differ from `listen.port`"))
+        if problems:
+            raise Problems(problems)
+        return self
+
+    @property
+    def needs_admin_key(self) -> bool:
+        """Whether metrics and other callers' timings need a key with `admin`."""
+        if self.admin.key_required is not None:
+            return self.admin.key_required
+        return self.keys is not None and self.admin.listen is None
+
+    @model_validator(mode="after")
     def _known_default_model(self) -> Self:
         if self.default_model is None:
             return self
@@ -267,7 +317,7 @@ def parse_config(data: object, *, source: str, base_dir: Path | None = None) -> 
     try:
         return GatewayConfig.model_validate(dict(data), context={"base_dir": base_dir})
     except ValidationError as error:
-        raise ConfigError(source, describe(error, GatewayConfig)) from error
+        raise ConfigError(source, describe(error, GatewayConfig)) from None
 
 
 def load_config(path: Path) -> GatewayConfig:

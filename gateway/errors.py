@@ -139,6 +139,18 @@ class UnknownModel(GatewayError):
         )
 
 
+class NotFound(GatewayError):
+    """There is nothing here, or nothing for this caller."""
+
+    status = 404
+    type = "invalid_request_error"
+    outcome = "bad-request"
+    code = "not_found"
+
+    def __init__(self) -> None:
+        super().__init__("Not Found")
+
+
 class UnservedRoute(GatewayError):
     """The model exists, but no replica that serves it can do this."""
 

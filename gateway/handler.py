@@ -32,6 +32,8 @@ from .errors import (
     UpstreamClosed,
     UpstreamError,
 )
+from .key_ring import KeyRing
+from .keys import Key, presented
 from .light import LightPlace
 from .relay import Relay
 from .request import Request
@@ -120,6 +122,7 @@ class Handler:
         counter: Counter,
         dispatcher: Dispatcher,
         draining: Draining,
+        keys: KeyRing,
         clock: Callable[[], float],
         rng: random.Random,
         finished: Callable[[Record], None],
@@ -130,6 +133,7 @@ class Handler:
         self._counter = counter
         self._dispatcher = dispatcher
         self._draining = draining
+        self._keys = keys
         self._clock = clock
         self._rng = rng
         self._finished = finished
@@ -179,41 +183,47 @@ class Handler:
         if self._draining.is_draining:
             raise Overloaded(Reason.DRAINING, closes=True)
         bounds = self._bounds
-        raw_headers, query = openai.raw_headers(scope), openai.read_query(scope)
-        head = openai.read_head(raw_headers)
-        body = await client.read_body(
-            content_length=head.content_length, max_bytes=bounds.max_body_bytes, timeout_s=bounds.receive_s
-        )
-        async with client:
-            record.enter(Layer.OTHER, self._clock())
-            fields = route.read(body, raw_headers, bounds.max_json_depth)
-            feature = fields.feature or route.feature
-            record.streams = fields.stream
-            record.declared_lane = openai.declared_lane(head, fields.priority)
-            record.model = model = self._resolve(route, fields.model, feature)
-            if not route.is_light:
-                await self._count(fields, model, record)
-            record.enter(Layer.QUEUE, self._clock())
-            request = self._request(fields, model, feature, record)
-            with self._place(route, request) as place:
-                if place.admitted is not None:
-                    record.lane, record.lane_why = place.admitted.lane, place.admitted.lane_why
-                    record.predicted_output_tokens = place.admitted.predicted_output_tokens
-                    if record.declared_lane not in (None, record.lane):
-                        record.reason = record.lane_why
-                await self._answer(
-                    _Sending(client, send, head, body, route, raw_headers, query, fields.model), place, record
-                )
+        raw_headers = openai.raw_headers(scope)
+        key = self._keys.admit(raw_headers, record)
+        head, query = openai.read_head(raw_headers), openai.read_query(scope)
+        if self._keys.has_keys:
+            head, query = openai.withhold(head, query, presented(raw_headers))
+        with self._keys.quota(key, record) as quota:
+            body = await client.read_body(
+                content_length=head.content_length, max_bytes=bounds.max_body_bytes, timeout_s=bounds.receive_s
+            )
+            async with client:
+                record.enter(Layer.OTHER, self._clock())
+                fields = route.read(body, raw_headers, bounds.max_json_depth)
+                feature = fields.feature or route.feature
+                record.streams = fields.stream
+                record.declared_lane = key.declared_lane(head.lane, fields.priority)
+                record.model = model = self._resolve(route, fields.model, feature, key)
+                if not route.is_light:
+                    await self._count(fields, model, record)
+                    quota.reserve(record.prompt_tokens or 0, fields.max_output_tokens)
+                record.enter(Layer.QUEUE, self._clock())
+                request = self._request(fields, model, feature, record)
+                with self._place(route, request) as place:
+                    if place.admitted is not None:
+                        record.lane, record.lane_why = place.admitted.lane, place.admitted.lane_why
+                        record.predicted_output_tokens = place.admitted.predicted_output_tokens
+                        if record.declared_lane not in (None, record.lane):
+                            record.reason = record.lane_why
+                    await self._answer(
+                        _Sending(client, send, head, body, route, raw_headers, query, fields.model), place, record
+                    )
 
     def _place(self, route: Route, request: Request) -> Place:
         return LightPlace(self._dispatcher, request, self._pool) if route.is_light else self._dispatcher.place(request)
 
-    def _resolve(self, route: Route, asked: str | None, feature: str) -> str:
+    def _resolve(self, route: Route, asked: str | None, feature: str, key: Key) -> str:
         model = self._pool.resolve(asked)
         if model is None and asked is None and not route.names_model:
             model = self._pool.only_model(feature)
         replicas = list(self._pool.all())
         if model is not None:
+            key.check_model(asked, model)
             serving = [replica for replica in replicas if model in replica.models]
             # Without features it isn't known yet what a replica can do, and waiting may help.
             if serving and all(replica.features and feature not in replica.features for replica in serving):
@@ -222,7 +232,8 @@ class Handler:
         if not all(replica.models for replica in replicas):
             # A replica whose models aren't known yet may be the one.
             raise Overloaded(Reason.NO_REPLICA)
-        raise UnknownModel(asked or "", sorted({name for replica in replicas for name in replica.models}))
+        names = {name for replica in replicas for name in replica.models if key.may_use(name)}
+        raise UnknownModel(asked or "", sorted(names))
 
     async def _count(self, fields: RequestFields, model: str, record: Record) -> None:
         record.enter(Layer.TOKENIZE, self._clock())

@@ -63,6 +63,17 @@ class KeyRing:
             raise Unauthorized("The API key is not valid.")
         return key
 
+    def admit(self, headers: Headers, record: Record) -> Key:
+        """As `identify`, and writes down whose request this is, and what may be told."""
+        if self._table is None:
+            return EVERYBODY
+        # Until it is known who calls.
+        record.has_diagnostics = record.sees_cached_tokens = False
+        key = self.identify(headers)
+        record.key_id, record.tenant = key.key_id, key.tenant
+        record.has_diagnostics, record.sees_cached_tokens = key.has_diagnostics, key.sees_cached_tokens
+        return key
+
     def quota(self, key: Key, record: Record) -> Quota:
         """The scope in which a request of this key is served."""
         account = self._accounts.get(key.key_id or "")

@@ -3,6 +3,7 @@
 `policies.limits` decides; all of it is synchronous, so no cancellation can come between.
 """
 
+import asyncio
 import math
 from collections.abc import Callable
 from types import TracebackType
@@ -11,7 +12,7 @@ from typing import Self
 from policies.limits import Account, Limit, Refusal, Standing
 
 from .attribution import Record
-from .errors import GatewayError, Headers, RateLimited
+from .errors import ClientLeft, Headers, RateLimited, ResponseBroken
 
 _WHAT = {
     Limit.REQUESTS_PER_MIN: "{} requests per minute",
@@ -19,6 +20,7 @@ _WHAT = {
     Limit.IN_FLIGHT_REQUESTS: "{} requests at the same time",
     Limit.IN_FLIGHT_TOKENS: "{} tokens in flight",
 }
+_PAID_ENDS = (ClientLeft, ResponseBroken, asyncio.CancelledError)
 BUSY_RETRY_S = 1.0
 """Until requests in flight have ended, which nobody knows."""
 
@@ -78,10 +80,11 @@ class Quota:
 def used_tokens(record: Record, exc: BaseException | None) -> int | None:
     """Prompt and output tokens that a request is charged for; None: it wasn't served, and costs nothing.
 
-    A failure of ours or of a replica is free. A client that leaves pays for what was done until then: the prompt is
-    being computed from the moment it was sent. The replica's own count goes before ours.
+    An answer that didn't come about, through us or a replica, is free; of one that broke off, what there was is paid.
+    So does a client that leaves: its prompt is being computed from the moment it was sent. The replica's own count goes
+    before ours.
     """
-    if record.attempt == 0 or isinstance(exc, GatewayError):
+    if record.attempt == 0 or not (exc is None or isinstance(exc, _PAID_ENDS)):
         return None
     status = record.status
     if status is not None and status >= 400:

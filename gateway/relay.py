@@ -73,7 +73,10 @@ class Relay:
         self._read_head(status, headers)
         self.has_started = True
         self._record.status = status
-        sent_headers = response_headers(headers) + self._record.headers()
+        passed = response_headers(headers)
+        if withheld := self._record.withheld:
+            passed = [header for header in passed if not header[0].startswith(withheld)]
+        sent_headers = passed + self._record.headers()
         await self._send({"type": "http.response.start", "status": status, "headers": sent_headers})
         try:
             await self._pass_body(status)
@@ -82,6 +85,8 @@ class Relay:
             self._record.reason = error.reason
             self._place.end_call(Outcome.DROPPED, self._sample())
             raise ResponseBroken(error.message) from error
+        finally:
+            self._count_output()
 
     def _read_head(self, status: int, headers: Headers) -> None:
         record, now_s = self._record, self._clock()
@@ -172,7 +177,7 @@ class Relay:
         if rest is not None:
             self._learn_usage()
             self._record.enter(self._record.layer, self._clock())
-            return b"%b: tailgate %b\n\n%b" % (before, orjson.dumps(self._record.to_dict()), rest)
+            return b"%b: tailgate %b\n\n%b" % (before, orjson.dumps(self._record.shown()), rest)
         return before + inserter.flush() if is_end else before
 
     def _ended(self, status: int) -> None:
@@ -197,6 +202,7 @@ class Relay:
         usage = self.usage
         if usage is not None:
             record.output_tokens = usage.output_tokens
+            record.replica_prompt_tokens = usage.prompt_tokens
             if usage.cached_tokens is not None:
                 record.cached_tokens = usage.cached_tokens
             if self._timing is None and usage.queue_s is not None and Layer.PREFILL in record.notes:
@@ -204,10 +210,14 @@ class Relay:
                 record.reassign(Layer.PREFILL, Layer.ENGINE_QUEUE, usage.queue_s)
                 if scanner is None and usage.prefill_s is not None:
                     record.reassign(Layer.PREFILL, Layer.DECODE, record.layers[Layer.PREFILL] - usage.prefill_s)
-        if record.output_tokens is None and scanner is not None:
-            record.output_tokens = scanner.num_content_chunks
+        self._count_output()
         if self._first_s is not None and record.output_tokens is not None and record.output_tokens > 1:
             record.tpot_s = (self._last_s - self._first_s) / (record.output_tokens - 1)
+
+    def _count_output(self) -> None:
+        """Where the replica didn't say: an event for each token, as far as the answer came."""
+        if self._record.output_tokens is None and self._scanner is not None:
+            self._record.output_tokens = self._scanner.num_content_chunks
 
     def _sample(self) -> Sample:
         record, usage = self._record, self.usage

@@ -7,6 +7,8 @@ def summary(config: GatewayConfig) -> str:
     """The resolved configuration, a line per thing, without secrets."""
     timeouts, limits = config.timeouts, config.limits
     lines = [f"listen    http://{config.listen.host}:{config.listen.port}"]
+    lines += [f"keys      {config.keys}" if config.keys is not None else "keys      none: nobody needs one"]
+    lines += [f"admin     {_admin(config)}"]
     lines += [f"replica   {_replica(replica)}" for replica in config.replicas]
     lines += [f"model     {_model(model)}" for model in config.models]
     lines += [f"default   {config.default_model or 'none: requests must name a model'}"]
@@ -26,6 +28,12 @@ def summary(config: GatewayConfig) -> str:
         f"log       {config.log.level}; access log: {config.log.access or 'none'}",
     ]
     return "\n".join(lines)
+
+
+def _admin(config: GatewayConfig) -> str:
+    listen = config.admin.listen
+    where = "beside the other routes" if listen is None else f"http://{listen.host}:{listen.port}"
+    return f"{where}, {'with an admin key' if config.needs_admin_key else 'without a key'}"
 
 
 def _replica(replica: ReplicaConfig) -> str:

@@ -1,7 +1,7 @@
 """Which headers travel, both ways: all but what belongs to one connection only (RFC 9110, 7.6.1) or to the gateway."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from policies.types import Lane
 
@@ -27,16 +27,18 @@ _PRIORITY = b"x-vllm-priority"
 # Made anew for the connection upstream, answered by our own server, or ours to set.
 _NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", _PRIORITY}
 _DECLARABLE = (Lane.INTERACTIVE, Lane.STANDARD, Lane.LONG, Lane.BACKGROUND)
+# Headers that keys are sent in: the replica's own goes in their place, or the client's as they are.
+CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key"})
 # vLLM's sign: lower goes first.
 _WIRE_PRIORITY = {Lane.INTERACTIVE: 0, Lane.STANDARD: 1, Lane.LONG: 2, Lane.OVERLONG: 3, Lane.BACKGROUND: 4}
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """What the headers of a hot request say: the lines to forward (without host, length, authorization), and ours."""
+    """What the headers of a hot request say: the lines to forward (without host, length, credentials), and ours."""
 
-    forwarded: bytes
-    authorization: bytes
+    forwarded: bytes = field(repr=False)
+    credentials: bytes = field(repr=False)
     content_length: int | None
     lane: Lane | None
     wants_timing: bool
@@ -48,14 +50,14 @@ def read_head(headers: Headers) -> RequestHead:
     Raises UnsupportedEncoding, or BadRequest for a header of ours with an unknown value.
     """
     lines: list[bytes] = []
-    authorization: list[bytes] = []
+    credentials: list[bytes] = []
     content_length: int | None = None
     lane: Lane | None = None
     wants_timing = False
     scoped = connection_scoped(headers)
     for name, value in headers:
-        if name == b"authorization":
-            authorization.append(b"authorization: %b\r\n" % value)
+        if name in CREDENTIALS:
+            credentials.append(b"%b: %b\r\n" % (name, value))
         elif name == b"content-length":
             content_length = int(value) if value.isdigit() else None
         elif name in _NOT_FORWARDED or name in scoped:
@@ -72,7 +74,16 @@ def read_head(headers: Headers) -> RequestHead:
     forwarded = b"".join(lines)
     if forwarded.count(b"\n") != len(lines):
         raise BadRequest("A header value contains a line break.")
-    return RequestHead(forwarded, b"".join(authorization), content_length, lane, wants_timing)
+    return RequestHead(forwarded, b"".join(credentials), content_length, lane, wants_timing)
+
+
+def withhold(head: RequestHead, query: bytes, secret: bytes) -> tuple[RequestHead, bytes]:
+    """Head and query without the client's credentials, and without the key wherever else it was sent along."""
+    forwarded = head.forwarded
+    if secret in forwarded:
+        lines = forwarded.splitlines(keepends=True)
+        forwarded = b"".join(line for line in lines if secret not in line)
+    return replace(head, forwarded=forwarded, credentials=b""), b"" if secret in query else query
 
 
 def connection_scoped(headers: Headers) -> set[bytes]:
@@ -99,24 +110,15 @@ def request_bytes(
 ) -> bytes:
     """The head of the request upstream. `prefix` is the request line and the Host of the replica.
 
-    `authorization` is the replica's own, in place of the client's; `priority_lane` is set for replicas that schedule
-    by priority.
+    `authorization` is the replica's own, in place of the client's credentials; `priority_lane` is set for replicas that
+    schedule by priority.
     """
     parts = [prefix, b"content-length: %d\r\n" % num_body_bytes, head.forwarded]
-    parts.append(head.authorization if authorization is None else b"authorization: %b\r\n" % authorization)
+    parts.append(head.credentials if authorization is None else b"authorization: %b\r\n" % authorization)
     if priority_lane is not None:
         parts.append(b"%b: %d\r\n" % (_PRIORITY, _WIRE_PRIORITY[priority_lane]))
     parts.append(b"\r\n")
     return b"".join(parts)
-
-
-def declared_lane(head: RequestHead, priority: int) -> Lane | None:
-    """What the caller asked for: the header first, then the sign of the body's priority (higher goes first)."""
-    if head.lane is not None:
-        return head.lane
-    if priority == 0:
-        return None
-    return Lane.INTERACTIVE if priority > 0 else Lane.BACKGROUND
 
 
 def _declared(value: bytes) -> Lane:

@@ -7,9 +7,11 @@ import httpx
 import pytest
 
 from gateway.admin import AdminState, build_admin_app
+from gateway.admin_access import AdminAccess
 from gateway.attribution import Layer, Record
 from gateway.config import parse_config
 from gateway.drain import Drain
+from gateway.key_ring import KeyRing
 from gateway.metrics import Metrics
 from gateway.replica_probe import ModelCard
 from gateway.replicas import ReplicaPool
@@ -36,7 +38,8 @@ async def world() -> AsyncIterator[World]:
     async with httpx.AsyncClient() as http:
         pool = ReplicaPool(parse_config(data, source="test"), http, lambda: 0.0, lambda _: None)
         ring, drain = TimingRing(10), Drain()
-        app = build_admin_app(AdminState(pool, Metrics(), ring, drain, started_at=1_700_000_000))
+        access = AdminAccess(KeyRing(None, lambda: 0.0, assumed_output_tokens=1), needs_key=False, has_listener=False)
+        app = build_admin_app(AdminState(pool, Metrics(), ring, drain, access, started_at=1_700_000_000))
         # No route here streams, so the transport that buffers bodies does.
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
             yield World(client, pool, ring, drain)
