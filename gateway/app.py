@@ -27,6 +27,7 @@ from .handler import Bounds, Handler
 from .key_ring import KeyRing
 from .metrics import Metrics
 from .replicas import ReplicaPool
+from .retry_budget import RetryBudget
 from .state.memory import MemoryCapacity
 from .timing_ring import TimingRing
 from .tokens import TokenCounter, make_pool
@@ -83,6 +84,7 @@ class Gateway:
             dispatcher=self.dispatcher,
             draining=self.drain,
             keys=self.keys,
+            retries=RetryBudget(ratio=limits.retry_ratio, min_per_s=limits.min_retries_per_s),
             clock=clock,
             rng=rng,
             finished=self._finished,

@@ -200,6 +200,10 @@ class Limits(_Section):
     """Replicas tried for one request, the first included; only before the first byte of an answer."""
     assumed_output_tokens: Count = 1024
     """What a request without max_tokens takes of its key's token limits while it runs; afterwards what it used."""
+    retry_ratio: float = Field(default=0.2, ge=0, le=1)
+    """Retries in all, as a share of recent requests …"""
+    min_retries_per_s: float = Field(default=10.0, ge=0, allow_inf_nan=False)
+    """… and what is allowed besides."""
 
 
 class Probes(_Section):

@@ -128,6 +128,14 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
         return data
 
+    async def peek(self) -> bytes:
+        """What `read` would return, left for it. Raises UpstreamError."""
+        while not self._pieces and not self.is_complete:
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+        return b"".join(self._pieces)
+
     @property
     def is_at_end(self) -> bool:
         """Whether the body is complete and all of it was read."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from policies.types import Call, Lane, Outcome, Reason
 
-from .api import openai
+from .api import openai, tgi
 from .api.fields import RequestFields
 from .api.openai import RequestHead
 from .api.routes import Route
@@ -37,6 +37,7 @@ from .keys import Key, presented
 from .light import LightPlace
 from .relay import Relay
 from .request import Request
+from .retry_budget import RetryBudget
 from .upstream import Upstreams
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ logger = logging.getLogger(__name__)
 CLIENT_LEFT_STATUS = 499
 # Statuses that say "not me, not now": another replica may take the request.
 _ELSEWHERE = frozenset({429, 503})
+# Statuses that speak against a replica. 4xx are the caller's doing, 501 its question, 503 says "not now".
+_BROKEN = frozenset({500, 502, 504})
 
 
 class ReplicaView(Protocol):
@@ -58,6 +61,7 @@ class ReplicaView(Protocol):
     def wire_name(self, model: str) -> str: ...
 
     url: str
+    kind: str
     authorization: str | None
     priority_scheduling: bool
 
@@ -123,6 +127,7 @@ class Handler:
         dispatcher: Dispatcher,
         draining: Draining,
         keys: KeyRing,
+        retries: RetryBudget,
         clock: Callable[[], float],
         rng: random.Random,
         finished: Callable[[Record], None],
@@ -134,6 +139,7 @@ class Handler:
         self._dispatcher = dispatcher
         self._draining = draining
         self._keys = keys
+        self._retries = retries
         self._clock = clock
         self._rng = rng
         self._finished = finished
@@ -260,6 +266,7 @@ class Handler:
     async def _answer(self, sending: "_Sending", place: Place, record: Record) -> None:
         """Call replicas until one answers, at most as many as allowed."""
         tried: set[str] = set()
+        self._retries.requested(self._clock())
         while True:
             if place.call is None:
                 call = await place.next_call()
@@ -283,8 +290,10 @@ class Handler:
                 return
 
     def _may_retry(self, record: Record, place: Place, tried: set[str]) -> bool:
-        return record.attempt < self._bounds.max_attempts and self._dispatcher.core.can_serve(
-            place.request.model, tried, feature=place.request.feature
+        return (
+            record.attempt < self._bounds.max_attempts
+            and self._dispatcher.core.can_serve(place.request.model, tried, feature=place.request.feature)
+            and self._retries.take(self._clock())
         )
 
     async def _attempt(self, sending: "_Sending", place: Place, call: Call, record: Record, tried: set[str]) -> None:
@@ -309,13 +318,16 @@ class Handler:
             await exchange.send()
             relay.request_written()
             status, headers = await exchange.head()
-            if status in _ELSEWHERE and self._may_retry(record, place, tried):
+            is_busy = status in _ELSEWHERE or (
+                replica.kind == "tgi" and record.streams and tgi.is_overloaded(await exchange.peek())
+            )
+            if is_busy and self._may_retry(record, place, tried):
                 raise _ElsewhereError(f"{call.replica_id}: status {status}")
             place.on_stop = None
             await relay.run(status, headers)
-            if status < 500:
+            if status < 400:
                 self._pool.report_success(call.replica_id)
-            elif status != 503:
+            elif status in _BROKEN:
                 self._pool.report_failure(call.replica_id)
             self._learn(relay, record, len(sending.body))
         except UpstreamError as error:

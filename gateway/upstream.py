@@ -178,6 +178,10 @@ class Exchange:
         """The next bytes of the body, b"" at its proper end. Raises UpstreamError when it can't be completed."""
         return self._taken().read()
 
+    def peek(self) -> Awaitable[bytes]:
+        """What `read` will begin with, left for it."""
+        return self._taken().peek()
+
     @property
     def is_at_end(self) -> bool:
         """Whether the whole body was read."""

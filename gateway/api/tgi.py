@@ -43,6 +43,12 @@ def _generation(body: bytes, parsed: dict[str, Any], *, streams: bool) -> Reques
     )
 
 
+def is_overloaded(first: bytes) -> bool:
+    """Whether a stream, of which these are the first bytes, is no more than "try again": TGI's status is 200 even
+    then."""
+    return b'"error_type":"overloaded"' in first.partition(b"\n\n")[0]
+
+
 def read_nothing(body: bytes, _: Headers, __: int) -> RequestFields:
     """GET /info."""
     return RequestFields(num_body_bytes=len(body))

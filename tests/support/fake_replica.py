@@ -9,7 +9,7 @@ import json
 import socket
 import ssl
 import struct
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -82,16 +82,24 @@ Behaviour = Callable[[Call], Awaitable[None]]
 
 
 class FakeReplica:
-    """A running one, as an async context manager.
+    """A running one, as an async context manager. `owned_by` is how it names its kind, `pages` has more GET answers.
 
     `received` lists the POSTs; `num_open` counts the connections that are open now; `num_aborted` the calls whose peer
     closed before the behaviour was done; `num_running` the behaviours that run.
     """
 
     def __init__(
-        self, behaviour: Behaviour, *, models: tuple[str, ...] = ("m1",), tls: ssl.SSLContext | None = None
+        self,
+        behaviour: Behaviour,
+        *,
+        models: tuple[str, ...] = ("m1",),
+        owned_by: str = "test",
+        pages: Mapping[str, object] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._tls = tls
+        self.owned_by = owned_by
+        self.pages = dict(pages or {})
         self.behaviour = behaviour
         self.models = models
         self.received: list[Received] = []
@@ -157,8 +165,10 @@ class FakeReplica:
         if call.received.path == "/health":
             await call.whole(b"{}", status=200 if self.is_healthy else 503)
         elif call.received.path == "/v1/models":
-            data = [{"id": name, "object": "model", "owned_by": "test"} for name in self.models]
+            data = [{"id": name, "object": "model", "owned_by": self.owned_by} for name in self.models]
             await call.whole(json.dumps({"object": "list", "data": data}).encode())
+        elif (page := self.pages.get(call.received.path)) is not None:
+            await call.whole(json.dumps(page).encode())
         else:
             await call.whole(b"{}", status=404)
 
