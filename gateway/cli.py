@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -11,6 +12,8 @@ from .app import build_app
 from .config import load_config, parse_config
 from .config_errors import ConfigError
 from .engine_process import EngineError
+from .key_file import load_key_file
+from .keys_cli import app as keys_app
 from .server import ListenError, bind, serve, url_of
 from .summary import summary
 from .up import UpOptions, run_up
@@ -39,6 +42,8 @@ app = typer.Typer(
     context_settings={"max_content_width": 110},
 )
 
+app.add_typer(keys_app, name="keys")
+
 Host = Annotated[str | None, typer.Option(help="Address to listen on; 0.0.0.0 for every interface.")]
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")]
 
@@ -50,6 +55,9 @@ def serve_command(
         list[str] | None,
         typer.Option(help="URL of a server to put the gateway in front of, without a file. May be repeated."),
     ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="File of API keys that clients need; see: tailgate keys --help")
+    ] = None,
     host: Host = None,
     port: Port = None,
 ) -> None:
@@ -58,6 +66,7 @@ def serve_command(
     \b
     tailgate serve --replica http://gpu1:8000 --replica http://gpu2:8000
     tailgate serve --config gateway.yaml --port 9000
+    tailgate serve --replica http://gpu1:8000 --keys keys.json
 
     vLLM, TGI, SGLang, llama.cpp and other OpenAI-compatible servers are recognised by themselves. Prints
     `tailgate ready url=URL` to stdout once it listens; GET /readyz says when a replica is available. SIGTERM and
@@ -69,25 +78,36 @@ def serve_command(
         if config is not None:
             resolved = load_config(config)
         else:
-            resolved = parse_config({"replicas": [{"url": url} for url in replica or ()]}, source="--replica")
+            without_file = {"replicas": [{"url": url} for url in replica or ()]}
+            resolved = parse_config(without_file, source="--replica")
+        if keys is not None:
+            load_key_file(keys)
+            resolved = resolved.model_copy(update={"keys": keys})
     except ConfigError as error:
         _fail(str(error))
     listen = resolved.listen
     given = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
     resolved = resolved.model_copy(update={"listen": listen.model_copy(update=given)})
     _log_to_stderr(resolved.log.level)
-    try:
-        sock = bind(resolved.listen.host, resolved.listen.port)
-    except ListenError as error:
-        _fail(str(error))
     gateway = build_app(resolved)
-    with sock:
-        text = f"tailgate ready url={url_of(sock)}"
+    with ExitStack() as closing:
+        try:
+            socks = [closing.enter_context(bind(resolved.listen.host, resolved.listen.port))]
+            text = f"tailgate ready url={url_of(socks[0])}"
+            if resolved.admin.listen is not None:
+                inside = closing.enter_context(bind(resolved.admin.listen.host, resolved.admin.listen.port))
+                gateway.access.port = inside.getsockname()[1]
+                if gateway.access.port == socks[0].getsockname()[1]:
+                    raise ListenError("admin.listen must have a port of its own")
+                socks.append(inside)
+                text += f" admin={url_of(inside)}"
+        except ListenError as error:
+            _fail(str(error))
 
         async def announce() -> None:
             print(text, flush=True)
 
-        is_good = serve(gateway, gateway.drain, sock, drain_s=resolved.timeouts.drain_s, on_listening=announce)
+        is_good = serve(gateway, gateway.drain, *socks, drain_s=resolved.timeouts.drain_s, on_listening=announce)
     raise typer.Exit(0 if is_good else 1)
 
 
@@ -110,6 +130,8 @@ def check(
         models:
           - {name: Qwen/Qwen3-8B, aliases: [gpt-4o-mini], tokenizer: /models/qwen3-8b}
         default_model: Qwen/Qwen3-8B
+        keys: keys.json
+        admin: {listen: {host: 127.0.0.1, port: 9090}}
         policy: {ordering: aged-sjf, lanes: drr}
         timeouts: {queue_s: 120, drain_s: 60}
     """

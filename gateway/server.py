@@ -65,8 +65,7 @@ def url_of(sock: socket.socket) -> str:
 def serve(
     app: Callable[..., Any],
     drain: Drain,
-    sock: socket.socket,
-    *,
+    *socks: socket.socket,
     drain_s: float,
     on_listening: Callable[[], Coroutine[Any, Any, None]],
 ) -> bool:
@@ -94,7 +93,7 @@ def serve(
     server = _Server(config, drain, drain_s, on_listening)
     logging.getLogger("uvicorn.error").addFilter(_is_news)
     try:
-        server.run(sockets=[sock])
+        server.run(sockets=list(socks))
     except SystemExit:  # how uvicorn says that the application's start failed, after logging why
         return False
     return server.started

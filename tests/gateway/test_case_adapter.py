@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.config import GatewayConfig, parse_config
+from gateway.key_file import load_key_file
+from policies.limits import LimitSpec
 from tests.support import case_adapter
 from tests.support.case_adapter import translate
 
@@ -68,6 +70,23 @@ def test_settings_arrive() -> None:
     assert (config.timeouts.queue_s, config.timeouts.drain_s, config.timeouts.receive_s) == (2.0, 8.0, 1.0)
     assert (config.limits.max_attempts, config.limits.max_body_bytes) == (1, 16 * 2**20)
     assert config.log.level == "debug"
+
+
+def test_keys_and_their_limits_become_a_key_file(tmp_path: Path) -> None:
+    """Models as given; where only limits are, the key that clients send by default has them."""
+    keys = [{"key": "sk-1", "models": ["m1"]}, {"key": "sk-2", "models": None}]
+    limits = {"max_parallel_per_key": 1, "requests_per_minute": 2, "tokens_per_minute": 3}
+    for given, sent in ((keys, b"sk-1"), ([], b"sk-any")):
+        handed = case(**limits, default_max_tokens=7, over_limit="reject")
+        config = parse_config(translate({**handed, "work_dir": str(tmp_path), "api_keys": given}), source="case")
+        assert config.keys is not None
+        assert (config.needs_admin_key, config.limits.assumed_output_tokens) == (False, 7)
+        table = load_key_file(config.keys).table()
+        key = table.find(sent)
+        assert key is not None
+        assert key.limits == LimitSpec(2, 3, 1, None)
+        assert key.models == (frozenset({"m1"}) if given else None)
+        assert len(table.keys) == (len(given) or 1)
 
 
 @pytest.mark.parametrize("settings", [{"shared_store": "redis://x"}, {"prefix_index_max_mb": 1}, {"policy": "random"}])

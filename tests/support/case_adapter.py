@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gateway.key_file import KeyEntry, new_key_file
+
 DESCRIBE: dict[str, Any] = {
     "name": "tailgate",
     "ready": "/readyz",
@@ -19,7 +21,7 @@ DESCRIBE: dict[str, Any] = {
     "metrics": "/metrics",
     "in_flight": {"path": "/metrics", "re": r"^tailgate_requests_in_flight (\S+)$"},
     "queued": {"path": "/metrics", "re": r"^tailgate_requests_queued\{.*\} (\S+)$"},
-    "capabilities": ["priorities"],
+    "capabilities": ["auth", "key_models", "limits", "token_limits", "priorities"],
     "priority": {
         "high": {"headers": {"x-tailgate-lane": "interactive"}},
         "low": {"headers": {"x-tailgate-lane": "background"}},
@@ -37,7 +39,16 @@ SAME = {
     "drain_s": ("timeouts", "drain_s"),
     "health_interval_s": ("probes", "interval_s"),
     "log_level": ("log", "level"),
+    "default_max_tokens": ("limits", "assumed_output_tokens"),
 }
+# Limits of every key, and what the product calls them.
+KEY_LIMITS = {
+    "max_parallel_per_key": "max_in_flight_requests",
+    "requests_per_minute": "requests_per_min",
+    "tokens_per_minute": "tokens_per_min",
+}
+ANY_KEY = {"key": "sk-any", "models": None}
+"""What clients send where a case names no key."""
 # Those that arrive in a place of their own, and are read there.
 ELSEWHERE = {"models_per_backend", "backend_name"}
 ANY_TOKENS = 10**9
@@ -59,8 +70,12 @@ def translate(case: dict[str, Any]) -> dict[str, Any]:
     """The configuration for a case. Exits with a message where it asks for something that isn't offered."""
     settings = dict(case["settings"])
     config: dict[str, Any] = {"listen": case["listen"], "replicas": [_replica(item, case) for item in case["backends"]]}
-    if case["api_keys"]:
-        sys.exit("API keys are not offered")
+    limits: dict[str, Any] = {own: settings.pop(name) for name, own in KEY_LIMITS.items() if name in settings}
+    if settings.pop("over_limit", "reject") != "reject":
+        sys.exit("over a limit, requests are rejected")
+    if case["api_keys"] or limits:
+        config["keys"] = _key_file(case, limits)
+        config["admin"] = {"key_required": False}
     for name in ELSEWHERE | {"slots_per_backend", "backend_key"}:
         settings.pop(name, None)
     if "retries" in settings:
@@ -94,6 +109,18 @@ def _replica(backend: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
         # Requests are what counts then, so nothing else may hold them back.
         replica["max_in_flight_tokens"] = replica["max_prefill_tokens"] = ANY_TOKENS
     return replica
+
+
+def _key_file(case: dict[str, Any], limits: dict[str, Any]) -> str:
+    """A file with the case's keys, all of them with these limits; its name."""
+    file = new_key_file()
+    entries = [
+        KeyEntry(id=f"k{index}", tenant=f"t{index}", hash=file.digest_of(item["key"]), models=item["models"], **limits)
+        for index, item in enumerate(case["api_keys"] or [ANY_KEY])
+    ]
+    path = Path(case["work_dir"], "keys.json")
+    path.write_bytes(file.model_copy(update={"keys": tuple(entries)}).text())
+    return str(path)
 
 
 def _put(config: dict[str, Any], path: tuple[str, ...], value: object) -> None:
