@@ -69,6 +69,7 @@ class Gateway:
             self.pool,
             num_counts_waiting=lambda: self.tokens.num_waiting,
             num_lines_dropped=lambda: self.access_log.num_dropped,
+            keys=self.keys,
         )
         self._handler = Handler(
             bounds=Bounds(

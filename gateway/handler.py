@@ -217,7 +217,19 @@ class Handler:
                         if record.declared_lane not in (None, record.lane):
                             record.reason = record.lane_why
                     await self._answer(
-                        _Sending(client, send, head, body, route, raw_headers, query, fields.model), place, record
+                        _Sending(
+                            client,
+                            send,
+                            head,
+                            body,
+                            route,
+                            raw_headers,
+                            query,
+                            fields.model,
+                            is_restricted=key.models is not None,
+                        ),
+                        place,
+                        record,
                     )
 
     def _place(self, route: Route, request: Request) -> Place:
@@ -363,11 +375,16 @@ class _Sending:
     query: bytes
     model: str | None
     """As the client called it."""
+    is_restricted: bool
+    """Whether the client may not use every model."""
 
     def body_for(self, replica: ReplicaView, model: str) -> bytes:
-        """As it came, but for the model's name where this replica has another one for it."""
+        """As it came, but for the model's name where this replica has another one for it.
+
+        Of a restricted client it is written anew: a second one in the body might be the one that the replica takes.
+        """
         name = replica.wire_name(model)
-        if name == self.model:
+        if name == self.model and not self.is_restricted:
             return self.body
         return self.route.rename(self.body, self.raw_headers, name)
 

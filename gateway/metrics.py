@@ -1,6 +1,7 @@
 """Every Prometheus name of the gateway.
 
-Labels are bounded: lanes, layers, routes, outcomes and reasons are words of ours, replicas those of the configuration.
+Labels are bounded: lanes, layers, routes, outcomes and reasons are words of ours, replicas those of the configuration,
+tenants those of the key file, of which only so many get series of their own.
 Figures that exist anyway (queued, in flight, available) are read when the page is asked for, never kept twice.
 """
 
@@ -43,12 +44,25 @@ LAG_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 ERROR_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 LAG_INTERVAL_S = 0.25
 
+MAX_TENANTS = 100
+OTHER_TENANTS = "other"
+"""Of the tenants that came after so many: a key file that changes all the time must not grow the page without end."""
+
 NO_LANE = "none"
 """Of requests that ended before they got one."""
 
 
 class Replicas(Protocol):
     def all(self) -> list[Replica]: ...
+
+
+class Keys(Protocol):
+    is_refused: bool
+
+    @property
+    def has_keys(self) -> bool: ...
+    @property
+    def num_keys(self) -> int: ...
 
 
 class Metrics:
@@ -102,6 +116,13 @@ class Metrics:
         self._lag = self._histograms(
             "tailgate_event_loop_lag_seconds", "How late the event loop ran a timer.", [], LAG_BUCKETS_S
         )
+        self._tenant_requests = self._counters(
+            "tailgate_tenant_requests_total", "Finished requests with an API key.", ["tenant", "outcome"]
+        )
+        self._tenant_tokens = self._counters(
+            "tailgate_tenant_tokens_total", "Tokens of requests with an API key.", ["tenant", "kind"]
+        )
+        self._tenants: set[str] = set()
         ProcessCollector(registry=self.registry)
         self._lag_task: asyncio.Task[None] | None = None
 
@@ -135,9 +156,10 @@ class Metrics:
         *,
         num_counts_waiting: Callable[[], int] = lambda: 0,
         num_lines_dropped: Callable[[], int] = lambda: 0,
+        keys: Keys | None = None,
     ) -> None:
         """Adds what is read from its owners whenever the page is asked for. Once."""
-        self.registry.register(_Live(core, pool, num_counts_waiting, num_lines_dropped))
+        self.registry.register(_Live(core, pool, num_counts_waiting, num_lines_dropped, keys))
 
     def observe(self, record: Record) -> None:
         """A request ended, however it did."""
@@ -154,6 +176,8 @@ class Metrics:
             self._ttft.at(lane).add(record.ttft_s)
         if record.tpot_s is not None:
             self._tpot.at(lane).add(record.tpot_s)
+        if record.tenant:
+            self._observe_tenant(record)
         if record.prompt_tokens_source is not None:
             self._counts.at(record.prompt_tokens_source).add()
         if record.prompt_tokens:
@@ -167,6 +191,19 @@ class Metrics:
                 larger = max(record.predicted_output_tokens, record.output_tokens)
                 error_tokens = abs(record.predicted_output_tokens - record.output_tokens)
                 self._prediction_error.at(lane).add(error_tokens / larger)
+
+    def _observe_tenant(self, record: Record) -> None:
+        tenant = record.tenant
+        if tenant not in self._tenants:
+            if len(self._tenants) < MAX_TENANTS:
+                self._tenants.add(tenant)
+            else:
+                tenant = OTHER_TENANTS
+        self._tenant_requests.at(tenant, record.outcome).add()
+        if record.prompt_tokens:
+            self._tenant_tokens.at(tenant, "prompt").add(record.prompt_tokens)
+        if record.output_tokens:
+            self._tenant_tokens.at(tenant, "output").add(record.output_tokens)
 
     def render(self) -> tuple[bytes, str]:
         """The page in Prometheus text format, and its content type."""
@@ -182,11 +219,13 @@ class _Live:
         pool: Replicas,
         num_counts_waiting: Callable[[], int],
         num_lines_dropped: Callable[[], int],
+        keys: Keys | None,
     ) -> None:
         self._core = core
         self._pool = pool
         self._num_counts_waiting = num_counts_waiting
         self._num_lines_dropped = num_lines_dropped
+        self._keys = keys
 
     def collect(self) -> Iterator[Metric]:
         queued = GaugeMetricFamily("tailgate_requests_queued", "Requests waiting for dispatch.", labels=["lane"])
@@ -235,3 +274,10 @@ class _Live:
             "Lines of the access log that were lost.",
             value=self._num_lines_dropped(),
         )
+        if self._keys is not None and self._keys.has_keys:
+            yield GaugeMetricFamily("tailgate_keys", "API keys that count now.", value=self._keys.num_keys)
+            yield GaugeMetricFamily(
+                "tailgate_key_file_refused",
+                "Whether the key file as it is was refused (1), so that the keys from before count.",
+                value=float(self._keys.is_refused),
+            )
