@@ -1,8 +1,9 @@
 """One HTTP/1.1 connection to a replica: an asyncio.Protocol around httptools' response parser.
 
-It carries one exchange at a time: `begin`, `write`, `wait_head`, `read` until b"", and then it is reusable or not.
-Reading pauses while more than `HIGH_WATER_BYTES` wait to be fetched, so a slow reader slows the replica and memory
-stays bounded. Closing it is how a generation is aborted at the replica.
+It carries one exchange at a time: `begin`, `write`, `wait_head`, the body, and then it is reusable or not. The body is
+poured into a sink straight from the socket's callback, without waking a task for each piece, or read piece by piece.
+Reading pauses while the sink wants no more, or more than `HIGH_WATER_BYTES` wait to be fetched, so a slow reader slows
+the replica and memory stays bounded. Closing it is how a generation is aborted at the replica.
 """
 
 import asyncio
@@ -15,6 +16,8 @@ from .errors import Headers, UpstreamClosed, UpstreamError, UpstreamGarbled, Ups
 
 HIGH_WATER_BYTES = 1 << 16
 MAX_HEAD_BYTES = 1 << 16
+# The loop's clock may be coarser than its timers (uvloop: milliseconds).
+_TIMER_GRAIN_S = 0.001
 _BODYLESS = frozenset({204, 304})
 
 
@@ -29,7 +32,6 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_buffered_bytes",
         "_deadline_s",
-        "_ends_with_connection",
         "_error",
         "_head_bytes",
         "_is_active",
@@ -41,7 +43,9 @@ class Connection(asyncio.Protocol):
         "_on_lost",
         "_parser",
         "_pieces",
+        "_sink",
         "_timer",
+        "_timer_s",
         "_transport",
         "_waiter",
         "_write_paused",
@@ -61,8 +65,10 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = 0.0
         self._limit_s = 0.0
         self._deadline_s = 0.0
+        self._sink: Callable[[bytes], bool] | None = None
         self._write_paused = False
         self._is_paused = False
         self._is_active = False
@@ -79,7 +85,6 @@ class Connection(asyncio.Protocol):
         self.has_answered = False
         self.is_complete = False
         self._keeps_alive = False
-        self._ends_with_connection = False
         self._error: UpstreamError | None = None
         self._pieces: list[bytes] = []
         self._buffered_bytes = 0
@@ -108,6 +113,30 @@ class Connection(asyncio.Protocol):
                 raise self._error
             await self._wait()
 
+    async def pour(self, sink: Callable[[bytes], bool]) -> bytes:
+        """Give the body to `sink` as it comes, all but its end: what came last is returned, perhaps b"".
+
+        The sink is called from the socket's callback, and must not raise. When it returns False, nothing more is read
+        from the replica and b"" is returned, not `is_at_end`: the next `pour` goes on. Raises UpstreamError when the
+        body can't be completed, after everything that came was given.
+        """
+        while not self.is_complete:
+            if self._pieces:
+                if not sink(self._take()):
+                    return b""
+            elif self._error is not None:
+                raise self._error
+            else:
+                self._resume_reading()
+                self._sink = sink
+                try:
+                    await self._wait()
+                    if self._sink is not sink:  # it refused
+                        return b""
+                finally:
+                    self._sink = None
+        return self._take()
+
     async def read(self) -> bytes:
         """The body bytes that came since the last call, waiting for some; b"" at the proper end of the body.
 
@@ -119,13 +148,15 @@ class Connection(asyncio.Protocol):
             if self._error is not None:
                 raise self._error
             await self._wait()
+        data = self._take()
+        self._resume_reading()
+        return data
+
+    def _take(self) -> bytes:
         pieces = self._pieces
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         self._buffered_bytes = 0
-        if self._is_paused and self._transport is not None:
-            self._is_paused = False
-            self._transport.resume_reading()
         return data
 
     async def peek(self) -> bytes:
@@ -136,6 +167,17 @@ class Connection(asyncio.Protocol):
             await self._wait()
         return b"".join(self._pieces)
 
+    def _pause_reading(self) -> None:
+        if not self._is_paused and self._transport is not None and not self._transport.is_closing():
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.resume_reading()
+
     @property
     def is_at_end(self) -> bool:
         """Whether the body is complete and all of it was read."""
@@ -143,7 +185,6 @@ class Connection(asyncio.Protocol):
 
     def finish(self) -> bool:
         """End the exchange. True if the connection can carry another one; it is closed otherwise."""
-        self._stop_timer()
         self._is_active = False
         transport = self._transport
         if (
@@ -168,15 +209,20 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # Waiting, with one timer an exchange that is looked at only when it fires
+    # Waiting, with one timer a connection, looked at only when it fires. It outlives the exchange: firing too early now
+    # and then costs less than being set anew each time
 
     def set_limit(self, limit_s: float) -> None:
         """From now on no wait of this exchange lasts longer than this; one that does fails with UpstreamTimeout."""
         self._limit_s = limit_s
         self._deadline_s = self._loop.time() + limit_s
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(limit_s, self._on_timer)
+        if self._timer is None or self._timer_s > self._deadline_s:
+            self._start_timer(limit_s)
+
+    def _start_timer(self, delay_s: float) -> None:
+        self._stop_timer()
+        self._timer_s = self._loop.time() + delay_s
+        self._timer = self._loop.call_later(delay_s, self._on_timer)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -184,17 +230,19 @@ class Connection(asyncio.Protocol):
             self._timer = None
 
     def _on_timer(self) -> None:
+        self._timer = None
+        if not self._is_active:
+            return
         left_s = self._deadline_s - self._loop.time()
-        # The loop's clock may be coarser than its timers (uvloop: milliseconds).
-        if self._waiter is not None and left_s < 0.001:
-            self._timer = None
+        if left_s >= _TIMER_GRAIN_S:
+            self._start_timer(left_s)
+        elif self._waiter is not None:
             self._fail(UpstreamTimeout(self._limit_s))
         else:
-            delay_s = left_s if left_s > 0.001 else self._limit_s
-            self._timer = self._loop.call_later(delay_s, self._on_timer)
+            self._start_timer(self._limit_s)
 
     async def _wait(self) -> None:
-        # A wait for the head is one with the writing before it; a wait for body bytes begins anew after each.
+        # A wait for the head is one with the writing before it; a wait for body bytes begins anew after each piece.
         if self.has_head:
             self._deadline_s = self._loop.time() + self._limit_s
         waiter = self._waiter = self._loop.create_future()
@@ -234,9 +282,16 @@ class Connection(asyncio.Protocol):
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._fail(UpstreamGarbled())
             return
-        if self._buffered_bytes > HIGH_WATER_BYTES and not self._is_paused and self._transport is not None:
-            self._is_paused = True
-            self._transport.pause_reading()
+        if self._sink is not None and not self.is_complete and self._pieces:
+            self._deadline_s = self._loop.time() + self._limit_s
+            if self._sink(self._take()):
+                if self._error is None:
+                    return
+            else:
+                self._sink = None
+                self._pause_reading()
+        elif self._buffered_bytes > HIGH_WATER_BYTES and not self.is_complete:
+            self._pause_reading()
         self._wake()
 
     def _garbled(self) -> None:
@@ -249,7 +304,7 @@ class Connection(asyncio.Protocol):
         self.is_closed = True
         self._stop_timer()
         if self._is_active and not self.is_complete:
-            if exc is None and self.has_head and self._ends_with_connection and self._error is None:
+            if exc is None and self.has_head and self._error is None and self._ends_with_connection():
                 self.is_complete = True
             elif self._error is None:
                 self._error = UpstreamClosed()
@@ -288,11 +343,13 @@ class Connection(asyncio.Protocol):
         self._keeps_alive = self._parser.should_keep_alive()
         if self._is_for_head:
             self.is_complete = True
-        elif status not in _BODYLESS:
-            self._ends_with_connection = not any(
-                name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower())
-                for name, value in self.headers
-            )
+
+    def _ends_with_connection(self) -> bool:
+        """Whether the end of the connection is the end of the body, which nothing else frames."""
+        return self.status not in _BODYLESS and not any(
+            name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower())
+            for name, value in self.headers
+        )
 
     def on_body(self, body: bytes) -> None:
         if not self.is_complete:

@@ -2,18 +2,19 @@
 
 First the body is read, bounded in size and time. From then on one watcher waits for `http.disconnect`, whatever the
 request is doing (counted, queued, connecting, streaming), and cancels the task that serves it. Two readers of
-`receive()` would race for that message, so nobody else calls it.
+`receive()` would race for that message, so nobody else calls it. The watcher is a callback, not a task: nearly every
+request would start and cancel one in vain.
 
 `asyncio.timeout`, never `asyncio.wait_for`: the latter can swallow a cancellation in Python 3.11 when the inner future
 finishes in the same iteration of the loop.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from types import TracebackType
 from typing import Any, Self
 
+from .eager import Pending, begin
 from .errors import BodyTooLarge, ClientLeft, ReceiveTimeout
 
 Message = MutableMapping[str, Any]
@@ -29,10 +30,12 @@ class Client:
     `response_complete()` a disconnect means nothing any more (servers report one when an answer is finished).
     """
 
+    __slots__ = ("_cancelling", "_is_over", "_owner", "_receive", "_watched", "has_left")
+
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._owner: asyncio.Task[Any] | None = None
-        self._watcher: asyncio.Task[None] | None = None
+        self._watched: Pending[None] | None = None
         self._cancelling = 0
         self._is_over = False
         self.has_left = False
@@ -41,9 +44,12 @@ class Client:
         """The whole body. Raises BodyTooLarge (also for a chunked one), ReceiveTimeout or ClientLeft."""
         if content_length is not None and content_length > max_bytes:
             raise BodyTooLarge(max_bytes)
+        collected = begin(self._collect(max_bytes))
+        if not isinstance(collected, Pending):
+            return collected
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._collect(max_bytes)
+                return await collected
         except TimeoutError:
             raise ReceiveTimeout(timeout_s) from None
 
@@ -72,15 +78,23 @@ class Client:
         assert owner is not None, "a client is served by a task"
         self._owner = owner
         self._cancelling = owner.cancelling()
-        self._watcher = asyncio.create_task(self._watch(owner))
+        try:
+            leaving = begin(self._leaving())
+        except Exception:
+            leaving = None
+        if leaving is None:
+            self._left()
+        else:
+            self._watched = leaving
+            leaving.watch(owner.get_loop(), self._left)
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._is_over = True
-        if self._watcher is not None:
-            self._watcher.cancel()
+        if self._watched is not None:
+            self._watched.give_up()
         if (
             self.has_left
             and self._owner is not None
@@ -90,11 +104,12 @@ class Client:
         ):
             raise ClientLeft from None
 
-    async def _watch(self, owner: asyncio.Task[Any]) -> None:
+    async def _leaving(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def _left(self, _: Exception | None = None) -> None:
         # A server that fails to say what its client does has no client to offer any more.
-        with contextlib.suppress(Exception):
-            while (await self._receive())["type"] != "http.disconnect":
-                pass
-        if not self._is_over:
+        if not self._is_over and self._owner is not None:
             self.has_left = True
-            owner.cancel()
+            self._owner.cancel()

@@ -3,6 +3,9 @@
 The status is sent when the replica's is known, and never another one. The end of the answer is sent only if the
 replica ended it: where it broke off, `ResponseBroken` makes the server cut the client's connection, so that nobody
 takes a part for the whole. The slot goes back when the replica is done, before the last bytes go to the client.
+
+While the client keeps up, each piece goes from the replica's socket to the client's in one call, and the task that
+serves the request sleeps. It wakes when a send has to wait, and until that is over nothing more is read.
 """
 
 from collections.abc import Callable
@@ -15,6 +18,7 @@ from .api.openai import response_headers
 from .attribution import Layer, Record
 from .disconnect import Client, Send
 from .dispatcher import Place
+from .eager import Pending, begin
 from .engine_timing import EngineTiming, read_engine_timing
 from .errors import Headers, ResponseBroken, UpstreamError
 from .sse import CommentInserter, StreamScanner, Usage, usage_of_answer
@@ -60,6 +64,9 @@ class Relay:
         self._kept: list[bytes] | None = None
         self._kept_bytes = 0
         self._timing: EngineTiming | None = None
+        self._unsent: Pending[None] | None = None
+        self._unsent_since_s = 0.0
+        self._failure: Exception | None = None
         self.has_started = False
         self.usage: Usage | None = None
 
@@ -114,41 +121,64 @@ class Relay:
             record.enter(Layer.RELAY, now_s)
 
     async def _pass_body(self, status: int) -> None:
-        exchange, scanner, inserter, clock, send = (
-            self._exchange,
-            self._scanner,
-            self._inserter,
-            self._clock,
-            self._send,
-        )
+        exchange = self._exchange
         while True:
-            piece = await exchange.read()
-            read_s = clock()
-            if piece:
-                if scanner is not None:
-                    self._scan(scanner, piece, read_s)
-                elif self._kept is not None:
-                    self._keep(piece)
-            is_end = exchange.is_at_end
-            if inserter is not None:
-                piece = self._with_comment(inserter, piece, is_end=is_end)
-            if is_end:
-                self._ended(status)
-                self._client.response_complete()
-                await send({"type": "http.response.body", "body": piece, "more_body": False})
-                if self._first_s is not None and self._record.ttft_s is None:
-                    self._record.ttft_s = clock() - self._record.arrival_s
-                return
+            last = await exchange.pour(self._pass_on)
+            if self._failure is not None:
+                raise self._failure
+            if self._unsent is not None:
+                await self._send_rest(self._unsent)
+            if exchange.is_at_end:
+                break
+        read_s = self._clock()
+        if last:
+            last = self._look_at(last, read_s)
+        if self._inserter is not None:
+            last += self._inserter.flush()
+        self._ended(status)
+        self._client.response_complete()
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+        self._note_first_sent()
+
+    def _pass_on(self, piece: bytes) -> bool:
+        """Takes a piece from the replica's connection; False when the client has to be waited for."""
+        try:
+            now_s = self._clock()
+            piece = self._look_at(piece, now_s)
             if not piece:
-                continue
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-            sent_s = clock()
-            if sent_s - read_s > SLOW_SEND_S:
-                layer = self._record.layer
-                self._record.enter(Layer.RELAY, read_s)
-                self._record.enter(layer, sent_s)
-            if self._first_s is not None and self._record.ttft_s is None:
-                self._record.ttft_s = sent_s - self._record.arrival_s
+                return True
+            unsent = begin(self._send({"type": "http.response.body", "body": piece, "more_body": True}))
+        except Exception as error:  # of ours: it isn't the connection's to see
+            self._failure = error
+            return False
+        if unsent is not None:
+            self._unsent, self._unsent_since_s = unsent, now_s
+            return False
+        self._note_first_sent()
+        return True
+
+    def _look_at(self, piece: bytes, now_s: float) -> bytes:
+        """Learn from a piece; what is to be sent for it."""
+        if self._scanner is not None:
+            self._scan(self._scanner, piece, now_s)
+        elif self._kept is not None:
+            self._keep(piece)
+        return piece if self._inserter is None else self._with_comment(self._inserter, piece)
+
+    async def _send_rest(self, unsent: Pending[None]) -> None:
+        """The client doesn't keep up: wait for it. The time is the client's."""
+        await unsent
+        self._unsent = None
+        sent_s = self._clock()
+        if sent_s - self._unsent_since_s > SLOW_SEND_S:
+            layer = self._record.layer
+            self._record.enter(Layer.RELAY, self._unsent_since_s)
+            self._record.enter(layer, sent_s)
+        self._note_first_sent()
+
+    def _note_first_sent(self) -> None:
+        if self._first_s is not None and self._record.ttft_s is None:
+            self._record.ttft_s = self._clock() - self._record.arrival_s
 
     def _scan(self, scanner: StreamScanner, piece: bytes, now_s: float) -> None:
         num_before = scanner.num_content_chunks
@@ -172,13 +202,13 @@ class Relay:
         else:
             self._kept.append(piece)
 
-    def _with_comment(self, inserter: CommentInserter, piece: bytes, *, is_end: bool) -> bytes:
+    def _with_comment(self, inserter: CommentInserter, piece: bytes) -> bytes:
         before, rest = inserter.feed(piece)
-        if rest is not None:
-            self._learn_usage()
-            self._record.enter(self._record.layer, self._clock())
-            return b"%b: tailgate %b\n\n%b" % (before, orjson.dumps(self._record.shown()), rest)
-        return before + inserter.flush() if is_end else before
+        if rest is None:
+            return before
+        self._learn_usage()
+        self._record.enter(self._record.layer, self._clock())
+        return b"%b: tailgate %b\n\n%b" % (before, orjson.dumps(self._record.shown()), rest)
 
     def _ended(self, status: int) -> None:
         """The replica is done: learn what it said, and give the slot and the connection back."""

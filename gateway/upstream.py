@@ -174,6 +174,10 @@ class Exchange:
         connection.set_limit(self._upstream.gap_s)
         return connection.status, connection.headers
 
+    def pour(self, sink: Callable[[bytes], bool]) -> Awaitable[bytes]:
+        """Give the body to `sink` as it comes, all but its end, which is returned; see `Connection.pour`."""
+        return self._taken().pour(sink)
+
     def read(self) -> Awaitable[bytes]:
         """The next bytes of the body, b"" at its proper end. Raises UpstreamError when it can't be completed."""
         return self._taken().read()
