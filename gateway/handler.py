@@ -15,6 +15,7 @@ from policies.types import Call, Lane, Outcome, Reason
 from .api import openai, tgi
 from .api.fields import RequestFields
 from .api.openai import RequestHead
+from .api.openai_fields import TGI
 from .api.routes import Route
 from .attribution import Layer, Record
 from .disconnect import Client, Message, Receive, Send
@@ -225,6 +226,7 @@ class Handler:
                             route,
                             raw_headers,
                             query,
+                            feature,
                             fields.model,
                             is_restricted=key.models is not None,
                         ),
@@ -237,7 +239,7 @@ class Handler:
 
     def _resolve(self, route: Route, asked: str | None, feature: str, key: Key) -> str:
         model = self._pool.resolve(asked)
-        if model is None and asked is None and not route.names_model:
+        if model is None and asked is None and feature == TGI:  # whose bodies name none
             model = self._pool.only_model(feature)
         replicas = list(self._pool.all())
         if model is not None:
@@ -373,6 +375,7 @@ class _Sending:
     route: Route
     raw_headers: Headers
     query: bytes
+    feature: str
     model: str | None
     """As the client called it."""
     is_restricted: bool
@@ -384,7 +387,7 @@ class _Sending:
         Of a restricted client it is written anew: a second one in the body might be the one that the replica takes.
         """
         name = replica.wire_name(model)
-        if name == self.model and not self.is_restricted:
+        if self.feature == TGI or (name == self.model and not self.is_restricted):
             return self.body
         return self.route.rename(self.body, self.raw_headers, name)
 

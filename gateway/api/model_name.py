@@ -69,11 +69,6 @@ def in_form(body: bytes, headers: Headers, name: str) -> bytes:
     return body[: form.first_delimiter] + part + body[form.first_delimiter :]
 
 
-def nowhere(body: bytes, _: Headers, __: str) -> bytes:
-    """Bodies of APIs that name no model."""
-    return body
-
-
 def _replaced(body: bytes, places: list[tuple[int, int]], value: bytes) -> bytes:
     cuts = [(0, 0), *places, (len(body), len(body))]
     return value.join(body[before[1] : after[0]] for before, after in pairwise(cuts))

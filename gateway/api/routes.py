@@ -30,7 +30,8 @@ class Route:
     `name` is the kind of call in metrics, in the log and for what is learned of output lengths. `feature` is what a
     replica must be able to do (see `replica_kinds`). `read` gets body, headers and the deepest nesting allowed, and
     raises BadRequest. `upstream_path` is the same path where it isn't given. `rename` puts another model name into a
-    body. Light routes cost no generation: they hold no slot, wait for nothing and aren't counted.
+    body; TGI's own bodies have none. Light routes cost no generation: they hold no slot, wait for nothing and are
+    not counted.
     """
 
     name: str
@@ -49,15 +50,10 @@ class Route:
     def __post_init__(self) -> None:
         object.__setattr__(self, "request_start", f"{self.method} {self.upstream_path or self.path}".encode())
 
-    @property
-    def names_model(self) -> bool:
-        """Whether bodies name a model; the others go to the default one, or to the only one there is."""
-        return self.rename is not model_name.nowhere
-
 
 _typed = partial(Route, scanner=ResponsesScanner)
 _anthropic = partial(Route, errors=error_shapes.ANTHROPIC, scanner=MessagesScanner)
-_tgi = partial(Route, errors=error_shapes.TGI, scanner=GenerateScanner, rename=model_name.nowhere)
+_tgi = partial(Route, errors=error_shapes.TGI, scanner=GenerateScanner)
 
 ROUTES = (
     Route("chat", "chat", "/v1/chat/completions", read_chat),

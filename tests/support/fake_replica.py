@@ -167,14 +167,16 @@ class FakeReplica:
         elif call.received.path == "/v1/models":
             data = [{"id": name, "object": "model", "owned_by": self.owned_by} for name in self.models]
             await call.whole(json.dumps({"object": "list", "data": data}).encode())
-        elif (page := self.pages.get(call.received.path)) is not None:
+        elif (page := self.pages.get(call.received.path.partition("?")[0])) is not None:
             await call.whole(json.dumps(page).encode())
         else:
             await call.whole(b"{}", status=404)
 
     async def _run(self, call: Call, reader: asyncio.StreamReader) -> None:
+        behaviour = self.behaviour  # that of the moment at which it came
+
         async def behave() -> None:
-            await self.behaviour(call)
+            await behaviour(call)
 
         self.num_running += 1
         work = asyncio.create_task(behave())
