@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 # Nucleus sampling looks at this many of the likeliest tokens first, and at so many times more while these don't reach
 # top_p: sorting a whole vocabulary takes twenty times longer.
 _FIRST_CANDIDATES = 256
 _WIDENING = 16
+# A whole vocabulary is searched in runs of this many columns: near the square root of the usual 32k to 256k.
+_RUN_COLUMNS = 256
 _MAX_SEED = 2**63 - 1
 
 
@@ -98,18 +101,18 @@ def _draw(
     for i, generator in enumerate(generators):
         if generator is not None:
             uniform[i] = torch.rand((), dtype=torch.float64, generator=generator)
-    # The maximum goes to 0 first: a tiny temperature then can't overflow.
-    temperatures = torch.tensor([[p.temperature] for p in params], dtype=torch.float64)
-    scaled = ((logits - logits.amax(-1, keepdim=True)) / temperatures).float()
-    weights = scaled.softmax(-1)
+    # Weights relative to the likeliest token's, which is 1: nothing can overflow, and a total is never needed first.
+    # Temperatures too small for float32 are as good as 0, and so is the smallest one that isn't.
+    smallest = torch.finfo(torch.float32).tiny
+    temperatures = torch.tensor([[max(p.temperature, smallest)] for p in params])
+    weights = (logits - logits.amax(-1, keepdim=True)).div_(temperatures).exp_()
     if any(p.min_p > 0 for p in params):
-        floor = torch.tensor([[p.min_p] for p in params]) * weights.amax(-1, keepdim=True)
-        weights = weights.masked_fill(weights < floor, 0.0)
+        weights.masked_fill_(weights < torch.tensor([[p.min_p] for p in params]), 0.0)
     cut = [i for i, p in enumerate(params) if p.top_k > 0 or p.top_p < 1.0]
     whole = [i for i, p in enumerate(params) if p.top_k == 0 and p.top_p == 1.0]
     token_ids = torch.empty(len(params), dtype=torch.int64)
     if whole:
-        token_ids[whole] = _invert(weights[whole], uniform[whole])
+        token_ids[whole] = _invert_by_runs(weights if not cut else weights[whole], uniform[whole])
     if cut:
         candidates, ids = _cut(weights[cut], [params[i] for i in cut])
         token_ids[cut] = ids.gather(1, _invert(candidates, uniform[cut]).unsqueeze(1)).squeeze(1)
@@ -136,14 +139,31 @@ def _cut(weights: torch.Tensor, params: Sequence[SamplingParams]) -> tuple[torch
     return sorted_weights.masked_fill((before >= top_p * total) & (top_p < 1.0), 0.0), ids
 
 
+def _invert_by_runs(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """As `_invert`, for whole vocabularies: first the run of columns, then the column. A sum over all is much cheaper
+    than a running sum over all."""
+    num_rows, vocab_size = weights.shape
+    runs = functional.pad(weights, (0, -vocab_size % _RUN_COLUMNS)).view(num_rows, -1, _RUN_COLUMNS)
+    up_to = runs.sum(-1, dtype=torch.float64).cumsum(-1)
+    run, rest = _search(up_to, uniform * up_to[:, -1])
+    inside, _ = _search(runs[torch.arange(num_rows), run].cumsum(-1, dtype=torch.float64), rest)
+    return run * _RUN_COLUMNS + inside
+
+
 def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     """Columns [n] drawn in proportion to weights [n, k], at uniform numbers in [0, 1)."""
     cumulative = weights.cumsum(-1, dtype=torch.float64)
+    return _search(cumulative, uniform * cumulative[:, -1])[0]
+
+
+def _search(cumulative: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The columns [n] in which targets [n] fall, and how far into them."""
     total = cumulative[:, -1]
     # Rounding must not reach the total itself, past the last column that has any weight.
-    target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-    columns = torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
-    return columns.clamp_(max=weights.shape[1] - 1)
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total))).unsqueeze(1)
+    columns = torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)
+    before = functional.pad(cumulative, (1, 0)).gather(1, columns)
+    return columns.squeeze(1), (target - before).squeeze(1)
 
 
 def _logprobs(logits: torch.Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[SampledToken]:
