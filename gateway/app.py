@@ -23,6 +23,7 @@ from .config import GatewayConfig
 from .disconnect import Message, Receive, Send
 from .dispatcher import Dispatcher
 from .drain import Drain
+from .front import ConnectionBounds, Front
 from .handler import Bounds, Handler
 from .key_ring import KeyRing
 from .metrics import Metrics
@@ -57,6 +58,16 @@ class Gateway:
             )
         )
         self.drain = Drain()
+        self.front = Front(
+            ConnectionBounds(
+                max_connections=limits.max_connections,
+                max_head_bytes=limits.max_head_bytes,
+                max_headers=limits.max_headers,
+                head_s=timeouts.head_s,
+                send_s=timeouts.send_s,
+            ),
+            self.drain,
+        )
         self.keys = KeyRing(config.keys, clock, assumed_output_tokens=limits.assumed_output_tokens)
         self.access = AdminAccess(
             self.keys, needs_key=config.needs_admin_key, has_listener=config.admin.listen is not None

@@ -186,13 +186,22 @@ class Timeouts(_Section):
     """Gap between two pieces of an answer."""
     queue_s: Seconds = 600.0
     """Waiting for dispatch."""
+    head_s: Seconds = 15.0
+    """Receiving a request's head."""
     receive_s: Seconds = 60.0
     """Receiving a request's body."""
+    send_s: Seconds = 300.0
+    """How long a client may take nothing of an answer that waits for it."""
     drain_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
     """Grace for running requests after SIGTERM."""
 
 
 class Limits(_Section):
+    max_connections: Count = 10_000
+    """Connections of clients at the same time; idle ones make room for new ones."""
+    max_head_bytes: int = Field(default=32 * 1024, ge=1024)
+    """Of a request's first line and headers."""
+    max_headers: int = Field(default=128, ge=8)
     max_body_bytes: Count = 8 * 1024 * 1024
     max_json_depth: int = Field(default=64, ge=1, le=200)
     """The JSON library in use can't write deeper than 254 levels."""

@@ -20,7 +20,14 @@ class ClientLeft(Exception):
 
 
 class ResponseBroken(Exception):
-    """A response that had begun can't be finished. Raised out of the application, so that the server cuts it off."""
+    """A response that had begun can't be finished. Raised out of the application, so that the server cuts it off.
+
+    `is_told`: what was sent says so itself, in an error event.
+    """
+
+    def __init__(self, message: str, *, is_told: bool = False) -> None:
+        super().__init__(message)
+        self.is_told = is_told
 
 
 class GatewayError(Exception):
@@ -203,6 +210,19 @@ class BodyTooLarge(GatewayError):
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(f"The request body exceeds the limit of {max_bytes} bytes.")
+
+
+class MalformedBody(GatewayError):
+    """The framing of the request's body is broken: where it ends can't be known."""
+
+    status = 400
+    type = "invalid_request_error"
+    outcome = "bad-request"
+    code = "malformed_body"
+    closes = True
+
+    def __init__(self) -> None:
+        super().__init__("The request body is not in valid HTTP/1.1 chunked coding.")
 
 
 class UnsupportedEncoding(GatewayError):

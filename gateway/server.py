@@ -10,20 +10,19 @@ import errno
 import logging
 import socket
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
 from .drain import Drain
-from .errors import ResponseBroken
+from .front import Front
+from .protocol import ClientConnection
 
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
-KEEP_ALIVE_S = 75
-"""Idle client connections are closed after this: longer than the usual 60 s of load balancers, so that they close
-first and no request meets a closing connection."""
 CUT_GRACE_S = 1
 """What running requests get after the drain's deadline, to be told."""
 
@@ -64,7 +63,7 @@ def url_of(sock: socket.socket) -> str:
 
 def serve(
     app: Callable[..., Any],
-    drain: Drain,
+    front: Front,
     *socks: socket.socket,
     drain_s: float,
     on_listening: Callable[[], Coroutine[Any, Any, None]],
@@ -73,25 +72,7 @@ def serve(
 
     True when it ended well; False when it couldn't start.
     """
-    config = uvicorn.Config(
-        app,
-        loop="uvloop",
-        http="httptools",
-        ws="none",
-        interface="asgi3",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        # Those of the replicas go through; a second one each would contradict them.
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=CUT_GRACE_S,
-    )
-    server = _Server(config, drain, drain_s, on_listening)
-    logging.getLogger("uvicorn.error").addFilter(_is_news)
+    server = _Server(uvicorn_config(app, front), front.drain, drain_s, on_listening)
     try:
         server.run(sockets=list(socks))
     except SystemExit:  # how uvicorn says that the application's start failed, after logging why
@@ -99,9 +80,23 @@ def serve(
     return server.started
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Answers that were broken off on purpose aren't faults of the application."""
-    return not (record.exc_info and isinstance(record.exc_info[1], ResponseBroken))
+def uvicorn_config(app: Callable[..., Any], front: Front) -> uvicorn.Config:
+    """uvicorn with the gateway's own connections; headers of answers, framing and timeouts are theirs."""
+    return uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=partial(ClientConnection, front=front),  # type: ignore[arg-type]
+        ws="none",
+        interface="asgi3",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=CUT_GRACE_S,
+    )
 
 
 class _Server(uvicorn.Server):

@@ -12,6 +12,10 @@ from typing import Any, Self
 import httptools
 import uvicorn
 
+from gateway.drain import Drain
+from gateway.front import ConnectionBounds, Front
+from gateway.server import uvicorn_config
+
 DEADLINE_S = 10.0
 
 
@@ -24,21 +28,11 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[int]:
-    """Serve an ASGI application with its lifespan; gives the port."""
+async def serving(app: Any, front: Front | None = None) -> AsyncIterator[int]:
+    """Serve an ASGI application with its lifespan, behind the gateway's own connections; gives the port."""
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        app,
-        http="httptools",
-        lifespan="on",
-        log_level="critical",
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        timeout_graceful_shutdown=1,
-    )
-    server = _Server(config)
+    server = _Server(uvicorn_config(app, front or getattr(app, "front", None) or Front(ConnectionBounds(), Drain())))
     task = asyncio.create_task(server.serve(sockets=[sock]))
     try:
         await until(lambda: server.started or task.done())

@@ -1,0 +1,233 @@
+"""One request on a client's connection and its answer: what the ASGI application sees of them.
+
+Framing is decided here and nowhere else: chunked where the length isn't known, the end of the connection for HTTP/1.0
+clients, no body for HEAD. An answer that the application breaks off is cut, never ended.
+"""
+
+import asyncio
+import http
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from uvicorn.protocols.http.flow_control import FlowControl
+
+from .disconnect import Message, Receive, Send
+from .errors import GatewayError, Headers, InternalError, ResponseBroken
+
+logger = logging.getLogger(__name__)
+
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_BODYLESS = frozenset({204, 304})
+
+
+def _status_line(status: int) -> bytes:
+    try:
+        phrase = http.HTTPStatus(status).phrase
+    except ValueError:
+        phrase = ""
+    return f"HTTP/1.1 {status} {phrase}\r\n".encode()
+
+
+STATUS_LINES = {status: _status_line(status) for status in range(100, 1000)}
+
+
+class Owner(Protocol):
+    """The connection, as its cycles see it."""
+
+    transport: asyncio.Transport
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the connection is to end with the answer that begins now."""
+        ...
+
+    def date(self) -> bytes:
+        """The Date header's line."""
+        ...
+
+    def answered(self, cycle: "Cycle") -> None:
+        """The answer is complete."""
+        ...
+
+    def cut(self, *, is_visible: bool) -> None:
+        """End the connection in the middle of an answer; `is_visible` if what was sent shows that it isn't whole."""
+        ...
+
+
+class Cycle:
+    """Made by the connection when a head is complete; `run` serves it.
+
+    The connection writes `body`, `more_body`, `disconnected` and `fault`, and calls `wake` after each.
+    """
+
+    __slots__ = (
+        "_flow",
+        "_is_received",
+        "_left",
+        "_owner",
+        "_waiter",
+        "_waits_for_continue",
+        "body",
+        "disconnected",
+        "fault",
+        "is_chunked",
+        "keep_alive",
+        "more_body",
+        "response_complete",
+        "response_started",
+        "scope",
+    )
+
+    def __init__(
+        self, owner: Owner, flow: FlowControl, scope: Message, *, keep_alive: bool, waits_for_continue: bool
+    ) -> None:
+        self._owner = owner
+        self._flow = flow
+        self.scope = scope
+        self.keep_alive = keep_alive
+        self._waits_for_continue = waits_for_continue
+        self._waiter: asyncio.Future[None] | None = None
+        self.body = bytearray()
+        self.more_body = True
+        self._is_received = False
+        self.disconnected = False
+        self.fault: GatewayError | None = None
+        """Why the body can't be received; `receive` raises it."""
+        self.response_started = False
+        self.response_complete = False
+        self.is_chunked = False
+        self._left: int | None = None  # bytes that content-length still promises
+
+    async def run(self, app: App) -> None:
+        """Serve the request; whatever the application does, nothing of it is raised."""
+        try:
+            await app(self.scope, self.receive, self.send)
+            if not self.response_complete and not self.disconnected:
+                raise RuntimeError("the application left its answer unfinished")
+        except ResponseBroken as broken:
+            self._owner.cut(is_visible=broken.is_told or self.is_chunked or self._left is not None)
+        except asyncio.CancelledError:  # the server's shutdown is over
+            self._owner.cut(is_visible=self.is_chunked)
+        except Exception:
+            if self.disconnected:
+                return
+            logger.exception("the application failed")
+            if self.response_started:
+                self._owner.cut(is_visible=self.is_chunked)
+            else:
+                await self._fail()
+
+    async def _fail(self) -> None:
+        body = InternalError().body()
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        headers.append((b"connection", b"close"))
+        await self.send({"type": "http.response.start", "status": 500, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body})
+
+    def wake(self) -> None:
+        """Something changed that `receive` may be waiting for."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def receive(self) -> Message:
+        """ASGI. Raises `fault`, a GatewayError, where the body is malformed."""
+        if self._waits_for_continue:
+            self._waits_for_continue = False
+            if not self._owner.transport.is_closing():
+                self._owner.transport.write(CONTINUE)
+        while not (self.disconnected or self.response_complete):
+            if self.fault is not None:
+                raise self.fault
+            if self.body or not (self.more_body or self._is_received):
+                self._is_received = not self.more_body
+                body, self.body = bytes(self.body), bytearray()
+                return {"type": "http.request", "body": body, "more_body": self.more_body}
+            self._flow.resume_reading()
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """ASGI. Waits while the client takes nothing; what is sent to a client that left is dropped."""
+        if self._flow.write_paused and not self.disconnected:
+            await self._flow.drain()
+        if self.disconnected:
+            return
+        if not self.response_started:
+            self._start(message["status"], message.get("headers", ()))
+        elif not self.response_complete:
+            self._send_body(message.get("body", b""), is_end=not message.get("more_body", False))
+        else:
+            raise RuntimeError("the answer is complete already")
+
+    def _start(self, status: int, headers: Headers) -> None:
+        self.response_started = True
+        self._waits_for_continue = False
+        # A request whose end wasn't awaited: what comes next on the connection couldn't be told from it.
+        if self.more_body or self._owner.is_last:
+            self.keep_alive = False
+        lines = [STATUS_LINES[status]]
+        has_date = has_server = False
+        for name, value in headers:
+            if name == b"content-length":
+                if self._left is not None:
+                    continue
+                self._left = int(value)
+            elif name == b"date":
+                if has_date:
+                    continue
+                has_date = True
+            elif name == b"server":
+                if has_server:
+                    continue
+                has_server = True
+            elif name == b"connection":
+                if b"close" in value.lower():
+                    self.keep_alive = False
+                continue
+            elif name == b"transfer-encoding":
+                continue
+            lines.append(b"%b: %b\r\n" % (name, value))
+        if not has_date:
+            lines.append(self._owner.date())
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        if self._has_body(status) and self._left is None and self.scope["http_version"] == "1.1":
+            self.is_chunked = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        head = b"".join(lines)
+        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines) or b"\0" in head:
+            self.response_started = False
+            raise RuntimeError("a header of the answer holds a line break")
+        self._owner.transport.write(head + b"\r\n")
+
+    def _has_body(self, status: int) -> bool:
+        has_body = self.scope["method"] != "HEAD" and status not in _BODYLESS
+        if not has_body:
+            self._left = 0
+        return has_body
+
+    def _send_body(self, body: bytes, *, is_end: bool) -> None:
+        write = self._owner.transport.write
+        if self.is_chunked:
+            if body:
+                write(b"%x\r\n%b\r\n%b" % (len(body), body, b"0\r\n\r\n" if is_end else b""))
+            elif is_end:
+                write(b"0\r\n\r\n")
+        elif self._left is None:
+            write(body)
+        elif self.scope["method"] != "HEAD":
+            self._left -= len(body)
+            if self._left < 0 or (is_end and self._left):
+                raise RuntimeError("the answer's body isn't as long as its content-length")
+            write(body)
+        if is_end:
+            self.response_complete = True
+            self.wake()
+            self._owner.answered(self)
