@@ -76,8 +76,8 @@ class MessagesScanner(StreamScanner):
         if (
             self.has_content
             and data.startswith((b'{"type":"content_block_delta"', b'{"type": "content_block_delta"'))
+            and (b'"text_delta"' in data or b'"thinking_delta"' in data or b'"input_json_delta"' in data)
             and b'""' not in data
-            and b'"signature_delta"' not in data
         ):
             self.num_content_chunks += 1
             return

@@ -131,7 +131,7 @@ async def test_a_slow_health_check_needs_three_in_a_row() -> None:
     async with (
         tiny_replica(**good()) as slow,
         tiny_replica(**good()) as quick,
-        running_pool(config_of(slow, quick, timeout_s=0.05)) as pool,
+        running_pool(config_of(slow, quick, timeout_s=0.25)) as pool,
     ):
         await until(lambda: pool.get("r1").is_available and pool.get("r2").is_available)
         slow.pages["/health"] = never
