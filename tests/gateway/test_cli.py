@@ -119,6 +119,7 @@ def test_help_teaches() -> None:
         (["serve", "--help"], "tailgate serve --config gateway.yaml --port 9000"),
         (["check", "--help"], "- url: http://gpu1:8000"),
         (["up", "--help"], "tailgate up -- --threads 1"),
+        (["keys", "--help"], "tailgate keys create --tenant acme"),
     ):
         result = runner.invoke(app, arguments)
         assert result.exit_code == 0
@@ -196,6 +197,46 @@ async def test_serve_serves_until_sigterm() -> None:
                 assert [model["id"] for model in models["data"]] == ["m"]
             process.popen.send_signal(signal.SIGTERM)
             assert await process.ended() == 0
+
+
+async def test_serve_with_keys_and_a_listener_for_the_operator(tmp_path: Path) -> None:
+    """From making a key to using it, with metrics at an address of their own; revoking it takes a second."""
+    file, config = str(tmp_path / "keys.json"), tmp_path / "gateway.yaml"
+    made = CliRunner().invoke(app, ["keys", "create", "--file", file, "--tenant", "acme"])
+    assert made.exit_code == 0
+    key = {"authorization": f"Bearer {made.stdout.strip()}"}
+    async with tiny_replica(health=(200, ""), v1_models=models_page("m")) as fake:
+        config.write_text(f"replicas: [{{url: '{fake.url}'}}]\nlisten: {{port: 0}}\nadmin: {{listen: {{port: 0}}}}\n")
+        with tailgate("serve", "--config", str(config), "--keys", file) as process:
+            assert process.popen.stdout is not None
+            line = await asyncio.wait_for(asyncio.to_thread(process.popen.stdout.readline), DEADLINE_S)
+            url, admin = line.split("url=")[1].split()[0], line.split("admin=")[1].split()[0]
+            async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+                await ready(client)
+                assert (await client.get("/v1/models")).status_code == 401
+                assert (await client.get("/v1/models", headers=key)).status_code == 200
+                assert (await client.get("/metrics", headers=key)).status_code == 404
+                page = await client.get(admin + "/metrics")
+                assert "tailgate_keys 1.0" in page.text
+                assert (await client.post(admin + "/v1/completions", headers=key, json={})).status_code in (404, 405)
+                key_id = made.stderr.split(",")[0]
+                assert CliRunner().invoke(app, ["keys", "revoke", key_id, "--file", file]).exit_code == 0
+                async with asyncio.timeout(DEADLINE_S):
+                    while (await client.get("/v1/models", headers=key)).status_code != 401:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+            process.popen.send_signal(signal.SIGTERM)
+            assert await process.ended() == 0
+
+
+def test_serve_refuses_bad_keys(tmp_path: Path) -> None:
+    """With what is wrong in the file, or how to make one."""
+    for content, problem in ((None, "tailgate keys create --file"), ("[]", "must be an object")):
+        file = tmp_path / "keys.json"
+        if content is not None:
+            file.write_text(content)
+        result = CliRunner().invoke(app, ["serve", "--replica", "http://127.0.0.1:9", "--keys", str(file)])
+        assert result.exit_code == 1
+        assert problem in result.output
 
 
 async def ready(client: httpx.AsyncClient, status: int = 200) -> None:

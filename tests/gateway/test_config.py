@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.config import GatewayConfig, Listen, ReplicaConfig, load_config, parse_config
+from gateway.config import AdminListen, GatewayConfig, Listen, ReplicaConfig, load_config, parse_config
 from gateway.config_errors import ConfigError
+from tests.support.keys import write_keys
 
 REPLICA = {"url": "http://127.0.0.1:8001"}
 
@@ -31,6 +32,37 @@ def test_the_smallest_configuration_is_a_replica() -> None:
     assert (config.limits.max_body_bytes, config.limits.max_attempts) == (8 * 1024 * 1024, 2)
     assert config.default_model is None
     assert config.policy.spec().ordering == "aged-sjf"
+
+
+def test_keys_and_who_reads_the_metrics(tmp_path: Path) -> None:
+    """A file of keys beside the configuration; an admin key is needed where metrics are beside the other routes."""
+    write_keys(tmp_path / "keys.json", one={})
+    file = tmp_path / "gateway.yaml"
+    file.write_text("replicas: [{url: 'http://a:1'}]\nkeys: keys.json\n")
+    config = load_config(file)
+    assert config.keys == tmp_path / "keys.json"
+    assert config.needs_admin_key
+    keys, own = str(tmp_path / "keys.json"), {"listen": {"port": 9}}
+    assert not parse().needs_admin_key
+    assert not parse(keys=keys, admin=own).needs_admin_key
+    assert parse(keys=keys, admin={**own, "key_required": True}).needs_admin_key
+    assert not parse(keys=keys, admin={"key_required": False}).needs_admin_key
+    assert parse(admin={"listen": {}}).admin.listen == AdminListen(host="127.0.0.1", port=9090)
+
+
+def test_keys_that_are_wrong(tmp_path: Path) -> None:
+    """What is wrong in the key file is wrong with the configuration."""
+    bad = tmp_path / "keys.json"
+    bad.write_text('{"salt": "x", "keys": 5}')
+    (problem,) = problems_of({"replicas": [REPLICA], "keys": str(bad)})
+    assert "salt: the value isn't allowed; must be 64 hexadecimal digits" in problem
+    assert "keys: 5 isn't allowed" in problem
+    (problem,) = problems_of({"replicas": [REPLICA], "keys": str(tmp_path / "none.json")})
+    assert "tailgate keys create" in problem
+    (problem,) = problems_of({"replicas": [REPLICA], "admin": {"key_required": True}})
+    assert problem == "admin.key_required: True isn't allowed; needs a file of keys: `keys`"
+    (problem,) = problems_of({"replicas": [REPLICA], "listen": {"port": 9090}, "admin": {"listen": {}}})
+    assert problem == "admin.listen.port: 9090 isn't allowed; must differ from `listen.port`"
 
 
 def test_replicas_get_ids_by_position() -> None:

@@ -86,6 +86,26 @@ def test_those_turned_away_are_counted_by_reason() -> None:
     assert not any(name.startswith("tailgate_output_prediction") for name, _ in samples(metrics))
 
 
+def test_tenants_are_counted_and_bounded() -> None:
+    """Requests and tokens of each; those beyond a number share one series, however often the key file changes."""
+    metrics = Metrics()
+    metrics.observe(finished(outcome="ok", tenant="acme", prompt_tokens=7, output_tokens=3))
+    metrics.observe(finished(outcome="rejected", tenant="acme"))
+    metrics.observe(finished(outcome="ok"))
+    assert value(metrics, "tailgate_tenant_requests_total", tenant="acme", outcome="ok") == 1
+    assert value(metrics, "tailgate_tenant_requests_total", tenant="acme", outcome="rejected") == 1
+    assert value(metrics, "tailgate_tenant_tokens_total", tenant="acme", kind="prompt") == 7
+    assert value(metrics, "tailgate_tenant_tokens_total", tenant="acme", kind="output") == 3
+    for index in range(1000):
+        metrics.observe(finished(outcome="ok", tenant=f"t{index}", prompt_tokens=1))
+    tenants = {dict(labels)["tenant"] for name, labels in samples(metrics) if name == "tailgate_tenant_requests_total"}
+    assert len(tenants) == 101
+    assert value(metrics, "tailgate_tenant_requests_total", tenant="other", outcome="ok") == 901
+    assert value(metrics, "tailgate_tenant_tokens_total", tenant="other", kind="prompt") == 901
+    metrics.observe(finished(outcome="ok", tenant="acme"))
+    assert value(metrics, "tailgate_tenant_requests_total", tenant="acme", outcome="ok") == 2
+
+
 async def test_gauges_are_read_when_asked_for() -> None:
     """Queue, slots and availability are those of their owners at that moment."""
     metrics = Metrics()
