@@ -172,7 +172,8 @@ class PolicyConfig(_Section):
         try:
             build_policy(self.spec())
         except PolicyConfigError as error:
-            raise Problems([Problem((error.key,), error.value, f"allowed: {error.allowed}")]) from error
+            problems = [Problem((problem.key,), problem.value, problem.allowed) for problem in error.problems]
+            raise Problems(problems) from error
         return self
 
 

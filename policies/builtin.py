@@ -136,3 +136,12 @@ LANE_CUTS = Part(
         "prior_standard_tokens": Option(1500.0, "standard cut while little was seen", above=0.0),
     },
 )
+
+WAIT: Part[dict[str, float]] = Part(
+    "wait",
+    dict,
+    {
+        "max_wait_s": Option(60.0, "a request that waited longer goes first, whatever it costs", above=0.0),
+        "no_replica_grace_s": Option(5.0, "how long a request waits while no replica is available", at_least=0.0),
+    },
+)

@@ -2,27 +2,33 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from .builtin import ADMISSIONS, BACKGROUND, COST, LANE_CUTS, ORDERINGS, OUTPUT, ROUTINGS, TURNS
+from .builtin import ADMISSIONS, BACKGROUND, COST, LANE_CUTS, ORDERINGS, OUTPUT, ROUTINGS, TURNS, WAIT
 from .policy import Policy
-from .registry import Option, Part, PolicyConfigError
+from .registry import Part, PolicyConfigError, PolicyProblem, Registry, Value
 from .slicing import WholeCalls
 
-__all__ = ["PolicyConfigError", "PolicySpec", "build_policy"]
+__all__ = ["ALWAYS", "ROLES", "PolicyConfigError", "PolicyProblem", "PolicySpec", "build_policy", "effective_options"]
 
-_WAIT_OPTIONS = {
-    "max_wait_s": Option(60.0, "a request that waited longer goes first, whatever it costs", above=0.0),
-    "no_replica_grace_s": Option(5.0, "how long a request waits while no replica is available", at_least=0.0),
+_T = TypeVar("_T")
+
+ROLES: Mapping[str, Registry[Any]] = {
+    "ordering": ORDERINGS,
+    "lanes": TURNS,
+    "admission": ADMISSIONS,
+    "routing": ROUTINGS,
 }
+"""Role → the parts that can play it."""
+ALWAYS: tuple[Part[Any], ...] = (COST, OUTPUT, LANE_CUTS, BACKGROUND, WAIT)
+"""Parts of every policy, whatever plays the roles."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
     """Which part plays which role, and their options: part name → option → value.
 
-    Beside the chosen parts, `options` may hold `cost`, `output`, `lane-cuts`, `background` and `wait`. Options of a
-    part that isn't chosen are an error: they would have no effect.
+    Options of a part that isn't used are an error: they would have no effect.
     """
 
     ordering: str = "aged-sjf"
@@ -37,31 +43,52 @@ class PolicySpec:
         return "+".join((self.lanes, self.ordering, self.admission, self.routing))
 
 
-def build_policy(spec: PolicySpec) -> Policy:
-    """A fresh policy with nothing learned yet; raises PolicyConfigError."""
-    ordering, turns = ORDERINGS.get(spec.ordering), TURNS.get(spec.lanes)
-    admission, routing = ADMISSIONS.get(spec.admission), ROUTINGS.get(spec.routing)
-    wait: Part[dict[str, float]] = Part("wait", dict, _WAIT_OPTIONS)
-    named: list[Part[Any]] = [ordering, turns, admission, routing, COST, OUTPUT, LANE_CUTS, BACKGROUND, wait]
-    known = {part.name for part in named}
+def effective_options(spec: PolicySpec) -> dict[str, dict[str, Value]]:
+    """Every option of every part in use, defaults included. Raises PolicyConfigError with all that is wrong."""
+    problems: list[PolicyProblem] = []
+    parts: dict[str, Part[Any]] = {part.name: part for part in ALWAYS}
+    unused: dict[str, str] = {}
+    for role, registry in ROLES.items():
+        chosen, names = getattr(spec, role), registry.names()
+        if chosen not in names:
+            problems.append(PolicyProblem(role, chosen, f"allowed: {', '.join(names)}"))
+        for name in names:
+            if name == chosen or chosen not in names:
+                parts[name] = registry.get(name)
+            else:
+                unused[name] = f"{name} isn't in use: {role} is {chosen}"
     for name, given in spec.options.items():
-        if name not in known:
-            raise PolicyConfigError(f"options.{name}", given, ", ".join(sorted(known)))
-        if not isinstance(given, Mapping):
-            raise PolicyConfigError(f"options.{name}", given, "a mapping of options")
-    options = {name: spec.options.get(name, {}) for name in known}
-    waits = wait.build(options["wait"])
+        if name in parts and isinstance(given, Mapping):
+            problems += parts[name].problems(given)
+        elif name in parts:
+            problems.append(PolicyProblem(f"options.{name}", given, "must be a mapping of options"))
+        else:
+            allowed = unused.get(name, f"allowed: {', '.join(sorted(parts))}")
+            problems.append(PolicyProblem(f"options.{name}", given, allowed))
+    if problems:
+        raise PolicyConfigError(problems)
+    return {name: part.filled(spec.options.get(name, {})) for name, part in parts.items()}
+
+
+def build_policy(spec: PolicySpec) -> Policy:
+    """A fresh policy with nothing learned yet. Raises PolicyConfigError with all that is wrong."""
+    options = effective_options(spec)
+
+    def made(part: Part[_T]) -> _T:
+        return part.make(**options[part.name])
+
+    wait = made(WAIT)
     return Policy(
         name=spec.name,
-        ordering=ordering.build(options[ordering.name]),
-        turns=turns.build(options[turns.name]),
-        admission=admission.build(options[admission.name]),
-        routing=routing.build(options[routing.name]),
-        lanes=LANE_CUTS.build(options["lane-cuts"]),
-        background=BACKGROUND.build(options["background"]),
-        output=OUTPUT.build(options["output"]),
-        cost=COST.build(options["cost"]),
+        ordering=made(ORDERINGS.get(spec.ordering)),
+        turns=made(TURNS.get(spec.lanes)),
+        admission=made(ADMISSIONS.get(spec.admission)),
+        routing=made(ROUTINGS.get(spec.routing)),
+        lanes=made(LANE_CUTS),
+        background=made(BACKGROUND),
+        output=made(OUTPUT),
+        cost=made(COST),
         slicing=WholeCalls(),
-        max_wait_s=waits["max_wait_s"],
-        no_replica_grace_s=waits["no_replica_grace_s"],
+        max_wait_s=wait["max_wait_s"],
+        no_replica_grace_s=wait["no_replica_grace_s"],
     )

@@ -7,21 +7,34 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-class PolicyConfigError(Exception):
-    """A policy can't be built as configured. Says which key, which value and what would be allowed."""
+Value = float | int | None
+"""What an option is set to."""
 
-    def __init__(self, key: str, value: object, allowed: str) -> None:
-        super().__init__(f"{key}: {value!r} is not allowed; allowed: {allowed}")
-        self.key = key
-        self.value = value
-        self.allowed = allowed
+
+@dataclass(frozen=True, slots=True)
+class PolicyProblem:
+    """One wrong value: its key, the value, and what would be right, in words."""
+
+    key: str
+    value: object
+    allowed: str
+
+
+class PolicyConfigError(Exception):
+    """A policy can't be built as configured. `problems` has everything that is wrong with it."""
+
+    def __init__(self, problems: Iterable[PolicyProblem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(
+            "; ".join(f"{problem.key}: {problem.value!r} isn't allowed; {problem.allowed}" for problem in self.problems)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
     """A number that a part can be given."""
 
-    default: float | int | None
+    default: Value
     help: str
     above: float | None = None
     """Exclusive lower bound."""
@@ -30,23 +43,18 @@ class Option:
     whole: bool = False
     may_be_none: bool = False
 
-    def check(self, key: str, value: object) -> float | int | None:
-        """The value itself; raises PolicyConfigError."""
-        if value is None and self.may_be_none:
-            return None
-        is_number = isinstance(value, int) if self.whole else isinstance(value, int | float)
-        if not is_number or isinstance(value, bool):
-            raise PolicyConfigError(key, value, self.allowed)
-        number: float | int = value  # type: ignore[assignment]
-        inside = (
-            number == number  # not NaN
-            and (self.above is None or number > self.above)
-            and (self.at_least is None or number >= self.at_least)
-            and (self.at_most is None or number <= self.at_most)
+    def takes(self, value: object) -> bool:
+        """Whether this value is allowed."""
+        if value is None:
+            return self.may_be_none
+        if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
+            return False
+        return (
+            value == value  # not NaN
+            and (self.above is None or value > self.above)
+            and (self.at_least is None or value >= self.at_least)
+            and (self.at_most is None or value <= self.at_most)
         )
-        if not inside:
-            raise PolicyConfigError(key, value, self.allowed)
-        return number
 
     @property
     def allowed(self) -> str:
@@ -60,21 +68,27 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[T]):
-    """How to make a policy part: called with every option by name."""
+    """How to make a policy part: `make` is called with every option by name."""
 
     name: str
     make: Callable[..., T]
     options: Mapping[str, Option] = field(default_factory=dict)
 
-    def build(self, given: Mapping[str, Any]) -> T:
-        for key, value in given.items():
-            if key not in self.options:
-                allowed = ", ".join(sorted(self.options)) or "no options"
-                raise PolicyConfigError(f"options.{self.name}.{key}", value, allowed)
-        values = {key: option.default for key, option in self.options.items()} | {
-            key: self.options[key].check(f"options.{self.name}.{key}", value) for key, value in given.items()
-        }
-        return self.make(**values)
+    def problems(self, given: Mapping[str, Any]) -> list[PolicyProblem]:
+        """What is wrong with these options."""
+        known = "allowed: " + ", ".join(sorted(self.options)) if self.options else f"{self.name} has no options"
+        found = []
+        for name, value in given.items():
+            key, option = f"options.{self.name}.{name}", self.options.get(name)
+            if option is None:
+                found.append(PolicyProblem(key, value, known))
+            elif not option.takes(value):
+                found.append(PolicyProblem(key, value, f"must be {option.allowed}"))
+        return found
+
+    def filled(self, given: Mapping[str, Any]) -> dict[str, Value]:
+        """Every option: as given, else its default."""
+        return {name: given.get(name, option.default) for name, option in self.options.items()}
 
 
 class Registry(Generic[T]):
@@ -92,6 +106,5 @@ class Registry(Generic[T]):
         return sorted(self._parts)
 
     def get(self, name: str) -> Part[T]:
-        if name not in self._parts:
-            raise PolicyConfigError(self.kind, name, ", ".join(self.names()))
+        """Raises KeyError."""
         return self._parts[name]

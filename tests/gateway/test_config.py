@@ -141,7 +141,7 @@ def test_all_errors_are_listed_at_once() -> None:
             "listen": {"port": 70_000},
             "replicas": [{"url": "nope"}, {"url": "http://a:1", "kind": "olama"}],
             "limits": {"max_attempts": 0},
-            "policy": {"ordering": "lifo"},
+            "policy": {"ordering": "no-such-part", "options": {"cost": {"decode_s_per_token": 0}}},
             "probes": {"interval_s": float("nan")},
         }
     )
@@ -150,6 +150,7 @@ def test_all_errors_are_listed_at_once() -> None:
         "replicas[0].url",
         "replicas[1].kind",
         "policy.ordering",
+        "policy.options.cost.decode_s_per_token",
         "limits.max_attempts",
         "probes.interval_s",
     ]

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from policies.builtin import ADMISSIONS, ORDERINGS, ROUTINGS, TURNS
+from policies.config import PolicySpec, build_policy
 from policies.dispatch import DispatchCore
 from policies.types import Call, Lane, Outcome, Sample
 from tests.policies.support import FakeReplica, FakeRequest, World, make_core, random_requests
@@ -158,3 +159,34 @@ class TestEveryPolicy:
         core.check_integrity()
         assert not any(core.knows(f"q{index}") for index in range(600))
         assert core.num_in_flight == 0
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS.names())
+def test_every_ordering_bounds_overtaking(ordering: str, seed: int) -> None:
+    """In one lane, one call at a time: a request is passed only by those that came within the ordering's bound."""
+    rng = random.Random(seed)
+    replica = FakeReplica(max_in_flight_requests=1)
+    spec = PolicySpec(
+        ordering=ordering,
+        lanes="single",
+        options={"cost": {"prefill_s_per_token": 0.001, "decode_s_per_token": 0.02}, "wait": {"max_wait_s": 1e6}},
+    )
+    policy = build_policy(spec)
+    core = DispatchCore(policy)
+    core.replica_changed(replica, 0.0)
+    core.capacity_granted(replica.replica_id, None, 0.0)
+    world = World(core, service_s)
+    requests = []
+    for index in range(400):
+        # Prompts alone make costs differ, so what is predicted is what it takes.
+        prompt_tokens = rng.choice([rng.randint(1, 100), rng.randint(500, 2000)])
+        requests.append(FakeRequest(f"q{index}", index * 0.3, prompt_tokens=prompt_tokens, max_output_tokens=1))
+        world.arrives(requests[-1])
+    world.run()
+    bound_s = policy.ordering.overtaking_bound_s(max(service_s(request) for request in requests))
+    went_s = world.dispatched_s
+    waited_s = max(went_s[request.request_id] - request.arrival_s for request in requests)
+    assert waited_s > 60.0, "the load was to be heavy enough that an order matters"
+    for earlier, later in itertools.combinations(requests, 2):
+        if went_s[later.request_id] < went_s[earlier.request_id]:
+            assert later.arrival_s - earlier.arrival_s <= bound_s + 1e-9

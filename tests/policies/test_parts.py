@@ -5,7 +5,8 @@ from typing import ClassVar
 
 import pytest
 
-from policies.config import PolicyConfigError, PolicySpec, build_policy
+from policies.builtin import ADMISSIONS, ORDERINGS, ROUTINGS, TURNS
+from policies.config import ALWAYS, ROLES, PolicyConfigError, PolicySpec, build_policy, effective_options
 from policies.drain_rate import DrainRate
 from policies.estimate.output import OutputQuantiles
 from policies.estimate.window import RecentQuantiles
@@ -23,6 +24,8 @@ from policies.routing.port import ReplicaLoad
 from policies.routing.round_robin import RoundRobin
 from policies.types import Lane
 from tests.policies.support import FakeRequest
+
+NO_PART = "no-such-part"
 
 
 class TestLifecycle:
@@ -288,18 +291,19 @@ class TestConfig:
     @pytest.mark.parametrize(
         ("spec", "key", "allowed"),
         [
-            (PolicySpec(ordering="lifo"), "ordering", "aged-sjf, fcfs"),
-            (PolicySpec(lanes="x"), "lanes", "drr, single"),
-            (PolicySpec(admission="x"), "admission", "fixed"),
-            (PolicySpec(routing="x"), "routing", "least-tokens, round-robin"),
-            (PolicySpec(options={"fcfs": {}}), "options.fcfs", "aged-sjf, background"),
+            (PolicySpec(ordering=NO_PART), "ordering", f"allowed: {', '.join(ORDERINGS.names())}"),
+            (PolicySpec(lanes=NO_PART), "lanes", f"allowed: {', '.join(TURNS.names())}"),
+            (PolicySpec(admission=NO_PART), "admission", f"allowed: {', '.join(ADMISSIONS.names())}"),
+            (PolicySpec(routing=NO_PART), "routing", f"allowed: {', '.join(ROUTINGS.names())}"),
+            (PolicySpec(options={NO_PART: {}}), f"options.{NO_PART}", "cost"),
+            (PolicySpec(options={"fcfs": {}}), "options.fcfs", "fcfs isn't in use: ordering is aged-sjf"),
             (PolicySpec(options={"drr": 3}), "options.drr", "a mapping"),  # type: ignore[dict-item]
             (PolicySpec(options={"drr": {"x": 1}}), "options.drr.x", "interactive_s, long_s"),
-            (PolicySpec(ordering="fcfs", options={"round-robin": {}}), "options.round-robin", "cost"),
+            (PolicySpec(options={"round-robin": {}}), "options.round-robin", "routing is least-tokens"),
             (
                 PolicySpec(routing="round-robin", options={"round-robin": {"x": 1}}),
                 "options.round-robin.x",
-                "no options",
+                "round-robin has no options",
             ),
             (PolicySpec(options={"aged-sjf": {"ageing": 0}}), "options.aged-sjf.ageing", "a number above 0"),
             (PolicySpec(options={"aged-sjf": {"ageing": float("nan")}}), "options.aged-sjf.ageing", "a number"),
@@ -318,9 +322,29 @@ class TestConfig:
         """A policy that can't be built says what is wrong and what would be right."""
         with pytest.raises(PolicyConfigError) as caught:
             build_policy(spec)
-        assert caught.value.key == key
-        assert allowed in caught.value.allowed
-        assert repr(caught.value.value) in str(caught.value)
+        (problem,) = caught.value.problems
+        assert problem.key == key
+        assert allowed in problem.allowed
+        assert repr(problem.value) in str(caught.value)
+
+    def test_all_errors_are_told_at_once(self) -> None:
+        """Unknown parts, unknown options and wrong values together; options of a part that may be meant are checked."""
+        spec = PolicySpec(
+            ordering=NO_PART,
+            routing=NO_PART,
+            options={"aged-sjf": {"ageing": 0, "nonsense": 1}, "drr": {"long_s": "1"}, "single": {}, "cost": []},  # type: ignore[dict-item]
+        )
+        with pytest.raises(PolicyConfigError) as caught:
+            effective_options(spec)
+        assert [problem.key for problem in caught.value.problems] == [
+            "ordering",
+            "routing",
+            "options.aged-sjf.ageing",
+            "options.aged-sjf.nonsense",
+            "options.drr.long_s",
+            "options.single",
+            "options.cost",
+        ]
 
     def test_options_reach_their_part(self) -> None:
         """What is configured is what decides; null where it is allowed."""
@@ -329,6 +353,19 @@ class TestConfig:
         )
         assert policy.max_wait_s == 7
         assert Option(None, "", may_be_none=True, whole=True).allowed == "a whole number or null"
+
+    def test_what_is_in_use_is_told_with_its_defaults(self) -> None:
+        """Every option of every part that decides, given or not; nothing of the others."""
+        spec = PolicySpec(ordering="fcfs", options={"wait": {"max_wait_s": 7}})
+        options = effective_options(spec)
+        assert set(options) == {spec.ordering, spec.lanes, spec.admission, spec.routing, *(p.name for p in ALWAYS)}
+        assert options["wait"] == {"max_wait_s": 7, "no_replica_grace_s": 5.0}
+        assert options["fcfs"] == {}
+
+    def test_names_are_unique_over_all_roles(self) -> None:
+        """Options are given by the name of their part, whatever it does."""
+        names = [name for registry in ROLES.values() for name in registry.names()] + [part.name for part in ALWAYS]
+        assert len(names) == len(set(names))
 
     def test_a_duplicate_name_is_refused(self) -> None:
         """Two parts of one name would hide one of them."""
