@@ -17,7 +17,11 @@ from .replicas import Replica, ServedModel
 INDEX = """\
 tailgate: a scheduling gateway in front of LLM servers.
 
-POST /v1/chat/completions, /v1/completions   requests to a model
+POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings,
+     /v1/audio/speech, /v1/audio/transcriptions, /v1/audio/translations    OpenAI's API
+POST /v1/messages, /v1/messages/count_tokens                               Anthropic's
+POST /generate, /generate_stream, /; GET /info                             Text Generation Inference's
+POST /v1/rerank, /v1/score, /pooling, /classify, /tokenize, /detokenize    what vLLM and others add
 GET  /v1/models                              what is served
 GET  /v1/requests/{x-tailgate-request-id}/timing   where a request's time went
 GET  /metrics                                Prometheus

@@ -29,6 +29,7 @@ from policies.config import PolicyConfigError, PolicySpec, build_policy
 from .config_errors import ConfigError, Problem, Problems, describe
 from .config_yaml import read_yaml
 from .key_file import load_key_file
+from .replica_kinds import ALL_FEATURES
 
 ReplicaKind = Literal["auto", "tailgate-backend", "vllm", "tgi", "sglang", "llama.cpp", "openai"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -72,6 +73,12 @@ def _has_good_keys(path: Path) -> Path:
     except ConfigError as error:
         raise ValueError("; ".join(error.problems)) from None
     return path
+
+
+def _known_features(names: tuple[str, ...]) -> tuple[str, ...]:
+    if unknown := set(names) - ALL_FEATURES:
+        raise ValueError(f"knows no {', '.join(sorted(unknown))}; allowed: {', '.join(sorted(ALL_FEATURES))}")
+    return names
 
 
 def _header_value(secret: SecretStr) -> SecretStr:
@@ -128,6 +135,8 @@ class ReplicaConfig(_Section):
     kind: ReplicaKind = "auto"
     models: Names | None = None
     """Names it serves; probed at /v1/models where not given."""
+    also_serves: Annotated[Names, AfterValidator(_known_features)] = ()
+    """Routes it serves besides those of its kind, such as "messages" of a plain OpenAI server."""
     max_in_flight_tokens: Count | None = None
     """Cap of prompt + predicted output tokens of its running requests; None leaves it to the admission policy."""
     max_in_flight_requests: Count | None = None

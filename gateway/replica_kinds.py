@@ -30,6 +30,8 @@ DESCRIBES_ITSELF = frozenset({"vllm", "sglang"})
 TGI_MODEL = "tgi"
 """What TGI calls the model it serves, in the OpenAI routes; any other name is an adapter there."""
 
+ALL_FEATURES = frozenset(route.feature for route in ROUTES)
+
 _BY_PATH = {
     route.upstream_path or route.path: route.feature for route in ROUTES if route.feature not in (TGI, TOKENIZE)
 }

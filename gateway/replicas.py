@@ -352,7 +352,7 @@ class _Watcher:
         if self._configured.kind == "auto":
             replica.kind = await self._prober.kind(cards, engine)
         described = await self._prober.described_paths() if replica.kind in _MAY_DESCRIBE else None
-        features = set(features_of(replica.kind, described))
+        features = {*features_of(replica.kind, described), *self._configured.also_serves}
         if replica.kind == "tgi" and (info := await self._prober.tgi_info()) is not None:
             replica.base_model = info[0]
         if replica.kind in _MAY_TOKENIZE and await self._prober.has_tokenize(min(replica.models)):

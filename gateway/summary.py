@@ -25,7 +25,8 @@ def summary(config: GatewayConfig) -> str:
         f"clients   at most {limits.max_connections} connections; head within {timeouts.head_s:g} s, "
         f"{limits.max_head_bytes} bytes, {limits.max_headers} headers; nothing taken for {timeouts.send_s:g} s",
         f"limits    body {limits.max_body_bytes} bytes, JSON depth {limits.max_json_depth}, "
-        f"attempts {limits.max_attempts}",
+        f"attempts {limits.max_attempts}, retries up to {limits.retry_ratio:.0%} of requests and "
+        f"{limits.min_retries_per_s:g}/s besides",
         f"probes    every {config.probes.interval_s:g} s, within {config.probes.timeout_s:g} s",
         f"log       {config.log.level}; access log: {config.log.access or 'none'}",
     ]
@@ -41,6 +42,8 @@ def _admin(config: GatewayConfig) -> str:
 def _replica(replica: ReplicaConfig) -> str:
     parts = [f"{replica.id}  {replica.url}  kind {replica.kind}"]
     parts += ["models " + (", ".join(replica.models) if replica.models is not None else "probed")]
+    if replica.also_serves:
+        parts += ["also serves " + ", ".join(replica.also_serves)]
     if replica.max_in_flight_tokens is not None:
         parts += [f"at most {replica.max_in_flight_tokens} tokens in flight"]
     if replica.max_in_flight_requests is not None:
