@@ -1,14 +1,14 @@
 """The access log: a JSON line per request. Never a prompt, an answer, or anything else a client wrote.
 
-The event loop only puts records into a bounded queue; a thread writes. A disk that can't keep up costs lines, which
-are counted, and never a request's time.
+The event loop makes the lines and a thread writes them, several at once, since waking it for each would cost more than
+the line. What waits is bounded: a disk that can't keep up costs lines, which are counted, and never a request's time.
 """
 
 import logging
-import queue
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,10 +21,9 @@ from .attribution import Record
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 10_000
-BATCH = 256
+GATHER_S = 0.1
+"""A line waits so long for others to be written with."""
 CLOSE_TIMEOUT_S = 2.0
-
-_Item = tuple[float, Record] | None
 
 
 class AccessLog:
@@ -33,7 +32,11 @@ class AccessLog:
     def __init__(self, target: str | None, *, wall_clock: Callable[[], float] = time.time) -> None:
         self._target = target
         self._wall_clock = wall_clock
-        self._queue: queue.Queue[_Item] = queue.Queue(MAX_WAITING)
+        self._second = -1
+        self._second_text = ""
+        self._waiting: deque[bytes] = deque()
+        self._has_lines = threading.Event()
+        self._is_closing = threading.Event()
         self._thread: threading.Thread | None = None
         self.num_dropped = 0
         """Lines that were lost because writing couldn't keep up or failed."""
@@ -50,35 +53,41 @@ class AccessLog:
         self._thread.start()
 
     def write(self, record: Record) -> None:
-        """Takes a finished record; it must not change any more."""
+        """Takes a finished record. On the event loop."""
         if self._thread is None:
             return
-        try:
-            self._queue.put_nowait((self._wall_clock(), record))
-        except queue.Full:
+        if len(self._waiting) >= MAX_WAITING:
             self.num_dropped += 1
+            return
+        line = {"time": self._time(), **record.to_dict()}
+        self._waiting.append(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+        if not self._has_lines.is_set():
+            self._has_lines.set()
 
     def close(self) -> None:
         """Writes what waits, for at most two seconds. Idempotent."""
         thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        try:
-            self._queue.put(None, timeout=CLOSE_TIMEOUT_S)
-        except queue.Full:
-            return  # the target is stuck; the thread is a daemon
-        thread.join(CLOSE_TIMEOUT_S)
+        if thread is not None:
+            self._is_closing.set()
+            self._has_lines.set()
+            thread.join(CLOSE_TIMEOUT_S)  # where the target is stuck, the thread is a daemon
+
+    def _time(self) -> str:
+        unix_s = self._wall_clock()
+        second = int(unix_s)
+        if second != self._second:
+            self._second = second
+            self._second_text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        return f"{self._second_text}.{int((unix_s - second) * 1e3):03d}+00:00"
 
     def _write_all(self, file: IO[str]) -> None:
-        is_open = True
-        while is_open:
-            batch = [self._queue.get()]
-            while len(batch) < BATCH and not self._queue.empty():
-                batch.append(self._queue.get())
-            is_open = None not in batch
-            lines = [_line(*item) for item in batch if item is not None]
+        while not (self._is_closing.is_set() and not self._waiting):
+            self._has_lines.wait()
+            self._is_closing.wait(GATHER_S)
+            self._has_lines.clear()  # before taking them: one that comes now wakes this thread again
+            lines = [self._waiting.popleft() for _ in range(len(self._waiting))]
             try:
-                file.write("".join(lines))
+                file.write(b"".join(lines).decode())
                 file.flush()
             except (OSError, ValueError) as error:  # ValueError: somebody closed stderr
                 if not self.num_dropped:
@@ -86,8 +95,3 @@ class AccessLog:
                 self.num_dropped += len(lines)
         if file is not sys.stderr:
             file.close()
-
-
-def _line(unix_s: float, record: Record) -> str:
-    when = datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")
-    return orjson.dumps({"time": when, **record.to_dict()}).decode() + "\n"

@@ -38,6 +38,7 @@ from .keys import Key, presented
 from .light import LightPlace
 from .relay import Relay
 from .request import Request
+from .request_id import RequestIds
 from .retry_budget import RetryBudget
 from .upstream import Upstreams
 
@@ -142,13 +143,13 @@ class Handler:
         self._keys = keys
         self._retries = retries
         self._clock = clock
-        self._rng = rng
+        self._ids = RequestIds(rng)
         self._finished = finished
 
     async def __call__(self, route: Route, scope: Message, receive: Receive, send: Send) -> None:
         """An ASGI application for requests to this route."""
         record = Record(
-            f"tg-{self._rng.getrandbits(128):032x}",
+            self._ids.next(),
             self._clock(),
             route=route.name,
             policy=self._dispatcher.core.policy_name,

@@ -1,9 +1,9 @@
 """An incremental reader of event streams: bytes in, facts about the stream out. It never alters or holds bytes.
 
 Format: WHATWG HTML, 9.2 (server-sent events): lines end in CRLF, LF or CR, a blank line ends an event, `:` starts a
-comment, several `data` lines make one value. Nearly every piece of an LLM's stream is exactly one event of one line,
-so that form is recognised by its bytes, and JSON is parsed only where a fact is in it: until the first content, in
-chunks that carry usage or an error, and at the end of a choice.
+comment, several `data` lines make one value. JSON is parsed only where a fact may be in it: until the first content, in
+chunks that carry usage or an error, and at the end of a choice. Nearly every piece of an LLM's stream is one event that
+differs from the one before in nothing but the text in it, and that is seen without looking at the rest.
 """
 
 import re
@@ -16,6 +16,13 @@ import orjson
 END_MARKER = b"[DONE]"
 # An event larger than this is passed on as any other, but not looked into.
 MAX_EVENT_BYTES = 1 << 20
+# The strings that hold what is generated, in the chunks of every API that is known here.
+_TEXT = re.compile(
+    rb'"(?:content|text|delta|reasoning_content|reasoning|thinking|arguments|partial_json)": ?"([^"\\\r\n]+)"'
+)
+_MAX_SHAPE_BYTES = 4096
+# Looking for a byte by its number takes a tenth of the time.
+_LF, _CR, _QUOTE, _BACKSLASH = b'\n\r"\\'
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,8 @@ class StreamScanner:
     """
 
     __slots__ = (
+        "_after_text",
+        "_before_text",
         "_data",
         "_event_bytes",
         "_event_name",
@@ -84,16 +93,50 @@ class StreamScanner:
         self._event_bytes = 0
         self._is_oversized = False
         self._skips_lf = False
+        # Around the text of the last piece that was one event with content and nothing else; b"": none yet.
+        self._before_text = b""
+        self._after_text = b""
 
     def feed(self, piece: bytes) -> None:
         """Take the next bytes, cut anywhere."""
+        if self._event_bytes or self._skips_lf:
+            self._feed_any(piece)
+            return
+        before, after = self._before_text, self._after_text
+        if before and piece.startswith(before) and piece.endswith(after):
+            text = piece[len(before) : -len(after)]
+            # Without a quote, a line break and a backslash before the closing quote it is all one JSON string.
+            if text and _QUOTE not in text and _LF not in text and _CR not in text and text[-1] != _BACKSLASH:
+                self.num_content_chunks += 1
+                return
+        had_content, num_chunks = self.has_content, self.num_content_chunks
+        usage, has_error, has_ended = self.usage, self.has_error, self.has_ended
+        self._feed_any(piece)
+        if (
+            had_content
+            and self.num_content_chunks == num_chunks + 1
+            and self.usage is usage
+            and self.has_error == has_error
+            and self.has_ended == has_ended
+            and not self._event_bytes
+            and not self._skips_lf
+        ):
+            self._learn_shape(piece)
+
+    def _learn_shape(self, piece: bytes) -> None:
+        """`piece` said one thing, that there is content: so does every other that differs in one non-empty text."""
+        text = _TEXT.search(piece)
+        if text is not None and len(piece) <= _MAX_SHAPE_BYTES:
+            self._before_text, self._after_text = piece[: text.start(1)], piece[text.end(1) :]
+
+    def _feed_any(self, piece: bytes) -> None:
         if (
             not self._event_bytes
             and not self._skips_lf
             and piece.startswith(b"data: ")
             and piece.endswith(b"\n\n")
-            and piece.find(b"\n") == len(piece) - 2
-            and b"\r" not in piece
+            and piece.find(_LF) == len(piece) - 2
+            and _CR not in piece
         ):
             self._dispatch(piece[6:-2])
         elif piece:

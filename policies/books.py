@@ -23,6 +23,13 @@ class Books:
             raise LifecycleError(f"call {call_id} isn't running: it has ended, or never began")
         return job, job.call
 
+    def serves(self, model: str) -> bool:
+        """Whether any replica names this model, available or not."""
+        for slots in self.replicas.values():  # noqa: SIM110 - once a request: a generator takes three times as long
+            if model in slots.replica.models:
+                return True
+        return False
+
     def start(self, job: Job, call: RunningCall) -> None:
         job.call = call
         self.calls[call.call_id] = job

@@ -10,7 +10,7 @@ A request is offered, waits, and is dispatched as one or more calls. A call hold
 
 import heapq
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .admission.port import QueueLoad
 from .books import Books
@@ -37,8 +37,7 @@ from .types import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(NamedTuple):
     """The request waits."""
 
     lane: Lane
@@ -47,8 +46,7 @@ class Admitted:
     budget_tokens: float
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(NamedTuple):
     """The request was turned away and is unknown to the core. `retry_after_s` None: waiting doesn't help."""
 
     reason: Reason
@@ -76,7 +74,7 @@ class DispatchCore:
         """A request arrives; its id must not be one that is still known (LifecycleError)."""
         if request.request_id in self._books.jobs:
             raise LifecycleError(f"request {request.request_id} was offered already")
-        if not any(request.model in slots.replica.models for slots in self._books.replicas.values()):
+        if not self._books.serves(request.model):
             return Rejected(Reason.UNKNOWN_MODEL, None)
         self._num_offered += 1
         job = Job(request, self._num_offered)
@@ -150,7 +148,7 @@ class DispatchCore:
         if job is None:
             raise LifecycleError(f"request {request_id} has ended")
         job.move(Event.REQUEUE)
-        job.exclude |= frozenset(exclude)
+        job.exclude(exclude)
         job.output_tokens = job.computed_tokens = 0
         job.pinned_replica_id = None
         self._books.queue.add(job)
@@ -189,14 +187,16 @@ class DispatchCore:
         """Everything that can be done now. The core counts it as done: the shell must perform each effect."""
         self._polled_s = now_s
         effects: list[Effect] = []
-        selection = self._selection()
-        self._evict_late(now_s, effects)
-        self._evict_unservable(selection, now_s, effects)
+        queue, selection = self._books.queue, self._selection()
+        if queue.num_requests or self._no_replica_since_s:
+            self._evict_late(now_s, effects)
+            self._evict_unservable(selection, now_s, effects)
         self._end_estimated_prefills(now_s)
         self._stop_prefills(effects)
-        while self._books.queue.num_requests and (choice := selection.next(now_s)):
+        while queue.num_requests and (choice := selection.next(now_s)):
             effects.append(self._dispatch(*choice, now_s))
-        self._want_capacity(selection, effects)
+        if queue.num_requests:
+            self._want_capacity(selection, effects)
         return effects
 
     def next_wakeup_s(self) -> float | None:
@@ -204,6 +204,8 @@ class DispatchCore:
         instants = [since_s + self._policy.no_replica_grace_s for since_s in self._no_replica_since_s.values()]
         if self._prefill_ends:
             instants.append(self._prefill_ends[0][0])
+        if not self._books.queue.num_requests:
+            return min(instants, default=None)
         for jobs, max_wait_s in (
             (self._books.queue.oldest(), self._policy.max_wait_s),
             (self._books.queue.oldest_background(), self._policy.background.max_wait_s),
@@ -278,6 +280,8 @@ class DispatchCore:
 
     def _evict_unservable(self, selection: Selection, now_s: float, effects: list[Effect]) -> None:
         pools = {pool for pool in self._books.queue.pools() if not selection.eligible(pool)}
+        if not pools and not self._no_replica_since_s:
+            return
         for pool in self._no_replica_since_s.keys() - pools:
             self._no_replica_until_s[pool] = now_s
         self._no_replica_since_s = {pool: self._no_replica_since_s.get(pool, now_s) for pool in pools}

@@ -1,5 +1,6 @@
 """What `DispatchCore` keeps about one request."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .fairness.port import LaneTurns
@@ -31,12 +32,12 @@ class Job:
         "charged_to",
         "computed_tokens",
         "cost_s",
-        "exclude",
         "key",
         "lane",
         "lane_why",
         "output_tokens",
         "pinned_replica_id",
+        "pool",
         "predicted_output_tokens",
         "request",
         "seq",
@@ -55,7 +56,7 @@ class Job:
         self.budget_tokens = 0.0
         self.predicted_output_tokens = 0
         self.key = 0.0
-        self.exclude: frozenset[str] = frozenset()
+        self.pool: PoolKey = (request.model, request.adapter, request.feature, frozenset())
         self.call: RunningCall | None = None
         self.charged_to: LaneTurns | None = None
         self.charged_s = 0.0
@@ -63,10 +64,10 @@ class Job:
         self.pinned_replica_id: str | None = None  # where those slices ran
         self.output_tokens = 0
 
-    @property
-    def pool(self) -> PoolKey:
-        request = self.request
-        return (request.model, request.adapter, request.feature, self.exclude)
+    def exclude(self, replica_ids: Iterable[str]) -> None:
+        """Not to be sent to these any more. Only while it isn't in the queue, which knows it by its pool."""
+        model, adapter, feature, excluded = self.pool
+        self.pool = (model, adapter, feature, excluded.union(replica_ids))
 
     @property
     def slot_tokens(self) -> int:

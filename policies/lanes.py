@@ -1,13 +1,12 @@
 """Which lane a request is in: a bucket of its weighted token budget, or the one its caller declared."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .estimate.window import RecentQuantiles
 from .types import Lane, RequestLike
 
 
-@dataclass(frozen=True, slots=True)
-class LaneDecision:
+class LaneDecision(NamedTuple):
     lane: Lane
     why: str
 

@@ -1,7 +1,7 @@
 """The waiting requests: heaps by lane and pool, with removal by invalidation."""
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from .job import Job, PoolKey
 from .lifecycle import State
@@ -61,10 +61,15 @@ class WaitingQueue:
         """Every pool in which something waits."""
         return {pool for _, pool in self._num_in}
 
-    def heads(self, lane: Lane) -> Iterator[Job]:
-        """The first of each pool in this lane."""
-        for heap in self._by_lane[lane].values():
-            yield _top(heap)
+    def heads(self, lane: Lane) -> Sequence[Job]:
+        """The first of each pool in this lane, in order."""
+        heaps = self._by_lane[lane]
+        if not heaps:
+            return ()
+        heads = [_top(heap) for heap in heaps.values()]
+        if len(heads) > 1:
+            heads.sort(key=lambda job: (job.key, job.seq))
+        return heads
 
     def oldest(self) -> list[Job]:
         """The first to arrive of each pool, oldest first, background work left out."""
@@ -116,7 +121,10 @@ class _Arrivals:
             _compact(self._heaps[pool], self._num_in[pool])
 
     def oldest(self) -> list[Job]:
-        return sorted((_top(heap) for heap in self._heaps.values()), key=lambda job: job.seq)
+        oldest = [_top(heap) for heap in self._heaps.values()]
+        if len(oldest) > 1:
+            oldest.sort(key=lambda job: job.seq)
+        return oldest
 
 
 def _is_live(entry: _Entry) -> bool:

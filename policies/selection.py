@@ -41,7 +41,7 @@ class Selection:
                 reserved.add(min(waiting_for, key=lambda slots: slots.in_flight_tokens).replica.replica_id)
         heads: dict[Lane, tuple[Job, list[ReplicaSlots]]] = {}
         for lane in _TURN_LANES:
-            for job in sorted(self._queue.heads(lane), key=lambda job: (job.key, job.seq)):
+            for job in self._queue.heads(lane):
                 if room := self.with_room(job, reserved):
                     heads[lane] = (job, room)
                     break
@@ -72,7 +72,7 @@ class Selection:
             for job in self._queue.heads(lane)
             for slots in self.eligible(job.pool)
         }
-        for job in sorted(self._queue.heads(Lane.BACKGROUND), key=lambda job: (job.key, job.seq)):
+        for job in self._queue.heads(Lane.BACKGROUND):
             if room := self.with_room(job, reserved | wanted):
                 return job, room
         return None

@@ -9,7 +9,7 @@ arguments; unset is None.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class Lane(StrEnum):
@@ -127,8 +127,7 @@ class ReplicaLike(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """What a finished call taught: token counts and seconds; None where the replica didn't say."""
 
     prompt_tokens: int | None = None
@@ -138,8 +137,7 @@ class Sample:
     tpot_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """Send this request to this replica now. `slice_end_tokens` None: whole; else the prompt's first so many tokens."""
 
     call_id: int

@@ -1,13 +1,11 @@
 """The port: how much may be in flight, and who is turned away."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..types import Reason, ReplicaLike, RequestLike
 
 
-@dataclass(frozen=True, slots=True)
-class QueueLoad:
+class QueueLoad(NamedTuple):
     """What waits."""
 
     num_requests: int

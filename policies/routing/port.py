@@ -1,14 +1,12 @@
 """The port: which replica a request goes to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..types import RequestLike
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaLoad:
+class ReplicaLoad(NamedTuple):
     """A replica that has room for the request, as routing sees it."""
 
     replica_id: str
