@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 
 from .bars.bar import Bar
@@ -196,16 +195,16 @@ def engine(
 
 @app.command()
 def shape(file: Annotated[Path, typer.Argument(help="A trace, plain or gzip, CSV or JSON lines.")]) -> None:
-    """Prints the shape of a public trace: length quantiles and arrival pattern, ready for a scenario.
+    """Prints the shape of a public trace: length quantiles and arrival pattern, to be pasted into a scenario's lane.
 
     Knows the Azure LLM inference traces, Mooncake, BurstGPT, ServeGen samples, the VTC arena trace and vidur's arXiv
     lengths, each by its columns.
     """
     try:
-        table = describe(load_trace(file)).to_dict()
+        text = describe(load_trace(file)).to_yaml()
     except LoadtestError as error:
         raise _failure(error) from error
-    typer.echo(yaml.safe_dump(table, sort_keys=False, default_flow_style=None, width=118), nl=False)
+    typer.echo(text, nl=False)
 
 
 async def _model(url: str, name: str | None) -> str:

@@ -14,10 +14,17 @@ from typing import Any, TypeVar
 
 import yaml
 
+from policies.types import Lane
+
 from .errors import ScenarioError
 from .shapes import QUANTILE_LEVELS, LengthShape
 
 _T = TypeVar("_T")
+
+DECLARABLE_LANES = tuple(lane.value for lane in Lane if lane is not Lane.OVERLONG)
+"""What a request can ask for in `x-tailgate-lane`."""
+DESCRIPTION_KEYS = frozenset({"origin", "licence", "num_requests", "quantile_levels", "idc_10s"})
+"""Of what `tailgate-load shape` printed and prints: said of a trace, and nothing that a lane can be given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +93,21 @@ def load_scenario(name_or_path: str) -> Scenario:
         try:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
-            raise ScenarioError(name_or_path, "file", f"cannot be read: {error}") from error
+            raise ScenarioError(name_or_path, "file", f"cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ScenarioError(name_or_path, "file", "cannot be read: not text in UTF-8") from error
     elif name_or_path in bundled_scenarios():
         text = (resources.files(__package__) / "scenarios" / f"{name_or_path}.yaml").read_text(encoding="utf-8")
     else:
         raise ScenarioError(name_or_path, "name", f"no such scenario; bundled: {', '.join(bundled_scenarios())}")
     try:
         raw = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ScenarioError(name_or_path, "file", f"not YAML: {error}") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+        raise ScenarioError(name_or_path, "file", f"not YAML: {error.problem}{where}") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-99-99
+        raise ScenarioError(name_or_path, "file", f"not YAML: {str(error).splitlines()[0]}") from error
     return _Reader(name_or_path).scenario(raw)
 
 
@@ -106,7 +119,7 @@ class _Reader:
 
     def scenario(self, raw: Any) -> Scenario:
         top = self._table(raw, "", {"name", "about", "load", "num_first_lane", "lanes"})
-        lanes = self._table(top.get("lanes"), "lanes", None)
+        lanes = self._table(top.get("lanes"), "lanes", None)  # by names of its own
         if not lanes:
             raise ScenarioError(self._path, "lanes", "needs at least one lane")
         specs = tuple(self._lane(name, value) for name, value in lanes.items())
@@ -125,13 +138,18 @@ class _Reader:
         key = f"lanes.{name}"
         known = {"work_share", "lengths", "arrivals", "objectives", "declare_lane", "shared_prefix_tokens"}
         table = self._table(raw, key, known)
-        lengths = self._table(table.get("lengths"), f"{key}.lengths", None)
+        known = {"prompt_tokens", "output_tokens", "rank_correlation", "divisor", "prompt_bounds", "output_bounds"}
+        lengths = self._table(table.get("lengths"), f"{key}.lengths", known)
         shape = LengthShape(
             prompt_tokens=self._get(lengths, "prompt_tokens", f"{key}.lengths.prompt_tokens", _quantiles),
             output_tokens=self._get(lengths, "output_tokens", f"{key}.lengths.output_tokens", _quantiles),
             rank_correlation=self._get(lengths, "rank_correlation", f"{key}.lengths.rank_correlation", _correlation),
         )
-        arrivals = self._table(table.get("arrivals", {}), f"{key}.arrivals", None)
+        arrivals = self._table(table.get("arrivals", {}), f"{key}.arrivals", {"cv", "mean_burst", "on_share"})
+        if "cv" in arrivals and len(arrivals) > 1:
+            raise ScenarioError(self._path, f"{key}.arrivals", "has cv beside a burst's keys: give one or the other")
+        if ("on_share" in arrivals) != ("mean_burst" in arrivals):
+            raise ScenarioError(self._path, f"{key}.arrivals", "needs both mean_burst and on_share, or neither")
         objectives = self._table(table.get("objectives", {}), f"{key}.objectives", {"ttft_s", "tpot_s", "e2e_s"})
         return LaneSpec(
             name=str(name),
@@ -148,7 +166,7 @@ class _Reader:
             objectives=Objectives(
                 **{name: self._get(objectives, name, f"{key}.objectives.{name}", _positive) for name in objectives}
             ),
-            declare_lane=self._get(table, "declare_lane", f"{key}.declare_lane", str, None),
+            declare_lane=self._get(table, "declare_lane", f"{key}.declare_lane", _lane, None),
             shared_prefix_tokens=self._get(table, "shared_prefix_tokens", f"{key}.shared_prefix_tokens", _count, 0),
         )
 
@@ -157,8 +175,10 @@ class _Reader:
             raise ScenarioError(self._path, key or "file", "not a table")
         unknown = sorted(str(name) for name in raw if known is not None and name not in known)
         if unknown:
+            pasted = ", ".join(name for name in unknown if name in DESCRIPTION_KEYS)
+            hint = f"only describes a trace, remove it: {pasted}" if unknown[0] in DESCRIPTION_KEYS else "unknown key"
             allowed = ", ".join(sorted(known or ()))
-            raise ScenarioError(self._path, f"{key}.{unknown[0]}".lstrip("."), f"unknown key; allowed: {allowed}")
+            raise ScenarioError(self._path, f"{key}.{unknown[0]}".lstrip("."), f"{hint}; allowed: {allowed}")
         return {str(name): value for name, value in raw.items()}
 
     _REQUIRED: Any = object()
@@ -193,6 +213,12 @@ def _correlation(value: Any) -> float:
     if not -1.0 <= float(value) <= 1.0:
         raise ValueError("not a correlation in -1..1")
     return float(value)
+
+
+def _lane(value: Any) -> str:
+    if value not in DECLARABLE_LANES:
+        raise ValueError(f"not a lane; allowed: {', '.join(DECLARABLE_LANES)}")
+    return str(value)
 
 
 def _count(value: Any) -> int:

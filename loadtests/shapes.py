@@ -1,12 +1,12 @@
 """The shape of a trace in a few lines: quantile tables of lengths, and how requests arrive.
 
 A scenario ships shapes, not traces: they are small, readable, and free of anything but statistics. `tailgate-load shape
-FILE` prints one. Lengths are drawn from the quantile table by linear interpolation; prompt and output lengths of one
-request are tied by their rank correlation through a Gaussian copula, so that both tables stay exact.
+FILE` prints one, as the part of a lane that it is. Lengths are drawn from the quantile table by linear interpolation;
+prompt and output lengths of one request are tied by their rank correlation through a Gaussian copula, so that both
+tables stay exact.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,25 +61,30 @@ class Shape:
     lengths: LengthShape
     arrivals: ArrivalShape | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for YAML."""
-        out: dict[str, Any] = {
-            "origin": self.origin,
-            "licence": self.licence,
-            "num_requests": self.num_requests,
-            "quantile_levels": list(QUANTILE_LEVELS),
-            "prompt_tokens": list(self.lengths.prompt_tokens),
-            "output_tokens": list(self.lengths.output_tokens),
-            "rank_correlation": self.lengths.rank_correlation,
-        }
-        if self.arrivals is not None:
-            out["arrivals"] = {
-                "cv": self.arrivals.cv,
-                "idc_10s": self.arrivals.idc_10s,
-                "mean_burst": self.arrivals.mean_burst,
-                "on_share": self.arrivals.on_share,
-            }
-        return out
+    def to_yaml(self) -> str:
+        """`lengths` and `arrivals` of a scenario's lane; what only describes the trace is a comment."""
+        prompts, outputs = self.lengths.prompt_tokens, self.lengths.output_tokens
+        lines = [
+            f"# {self.origin}, {self.licence}. {self.num_requests:,} requests.",
+            f"# Quantiles at {', '.join(f'{level:g}' for level in QUANTILE_LEVELS)}.",
+            "lengths:",
+            f"  prompt_tokens: {list(prompts)}",
+            f"  output_tokens: {list(outputs)}",
+            f"  rank_correlation: {self.lengths.rank_correlation}",
+            "  divisor: 1",
+            f"  prompt_bounds: [{max(1, prompts[0])}, {max(1, prompts[-1])}]",
+            f"  output_bounds: [{max(1, outputs[0])}, {max(1, outputs[-1])}]",
+        ]
+        if (arrivals := self.arrivals) is None:
+            lines.append("# The trace has no arrivals.")
+        else:
+            lines += [
+                f"# Counts in 10 s vary {arrivals.idc_10s:g} times as much as Poisson's. With bursts instead:",
+                f"# arrivals: {{mean_burst: {arrivals.mean_burst}, on_share: {arrivals.on_share}}}",
+            ]
+            # Without any variation no such arrivals can be drawn.
+            lines += [f"arrivals: {{cv: {arrivals.cv}}}"] if arrivals.cv > 0.0 else []
+        return "\n".join(lines) + "\n"
 
 
 def describe(trace: Trace) -> Shape:

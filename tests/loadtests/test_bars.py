@@ -1,10 +1,10 @@
 """Bars: the line's form, what holds, and the checks behind them against servers that misbehave."""
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
-import yaml
 from aiohttp import web
 from typer.testing import CliRunner
 
@@ -15,6 +15,7 @@ from loadtests.bars.metrics_text import sum_of
 from loadtests.cli import app
 from loadtests.client import LoadClient
 from loadtests.engine import summarise_rates
+from loadtests.scenario import load_scenario
 
 FORM = re.compile(r"^bar [a-z0-9-]+ value=(none|-?[0-9.e+-]+) limit(<=|>=)[0-9.e+-]+ (holds|short)$")
 
@@ -138,10 +139,16 @@ def test_the_command_line_says_what_is_wrong_in_one_line() -> None:
 
 
 def test_shape_prints_yaml_of_a_trace(tmp_path: Path) -> None:
-    """The table of a small trace comes out as YAML that a scenario can take."""
+    """The shape of a small trace is a lane's lengths: a scenario with the whole of it pasted in can be read."""
     path = tmp_path / "trace.csv"
     path.write_text("num_prefill_tokens,num_decode_tokens\n10,1\n20,2\n30,3\n", encoding="utf-8")
     result = CliRunner().invoke(app, ["shape", str(path)])
     assert result.exit_code == 0
-    table = yaml.safe_load(result.output)
-    assert (table["num_requests"], table["prompt_tokens"][0], table["prompt_tokens"][-1]) == (3, 10, 30)
+    assert "3 requests" in result.output
+    lane = "    work_share: 1.0\n" + textwrap.indent(result.output, "    ")
+    scenario = tmp_path / "mine.yaml"
+    scenario.write_text(
+        f"name: mine\nabout: ''\nload: 0.5\nnum_first_lane: 3\nlanes:\n  only:\n{lane}", encoding="utf-8"
+    )
+    (read,) = load_scenario(str(scenario)).lanes
+    assert (read.lengths.prompt_tokens[0], read.prompt_bounds_tokens, read.divisor) == (10, (10, 30), 1.0)

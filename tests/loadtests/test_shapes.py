@@ -1,6 +1,7 @@
 """Shapes: what a table keeps of a trace, and that drawing from it gives it back."""
 
 import numpy as np
+import yaml
 
 from loadtests.shapes import QUANTILE_LEVELS, LengthShape, describe, describe_arrivals
 from loadtests.traces import Trace
@@ -37,10 +38,14 @@ def test_sampled_lengths_follow_the_table_and_the_correlation() -> None:
 def test_describe_keeps_origin_quantiles_and_rank_correlation() -> None:
     """A perfectly tied trace has rank correlation 1; a constant side has 0; licence and origin come along."""
     counts = np.arange(1, 102, dtype=np.int64)
-    shape = describe(Trace("mooncake", counts.astype(np.float64), counts, counts**2)).to_dict()
-    assert shape["rank_correlation"] == 1.0
-    assert shape["prompt_tokens"][7] == 51
-    assert "Mooncake" in shape["origin"]
-    constant = describe(Trace("arxiv", None, counts, np.full_like(counts, 9))).to_dict()
-    assert constant["rank_correlation"] == 0.0
+    text = describe(Trace("mooncake", counts.astype(np.float64), counts, counts**2)).to_yaml()
+    shape = yaml.safe_load(text)
+    assert shape["lengths"]["rank_correlation"] == 1.0
+    assert shape["lengths"]["prompt_tokens"][7] == 51
+    assert "Mooncake" in text
+    assert "Apache-2.0" in text
+    constant = yaml.safe_load(describe(Trace("arxiv", None, counts, np.full_like(counts, 9))).to_yaml())
+    assert constant["lengths"]["rank_correlation"] == 0.0
     assert "arrivals" not in constant
+    at_once = describe(Trace("mooncake", np.zeros(len(counts)), counts, counts)).to_yaml()
+    assert "arrivals" not in yaml.safe_load(at_once)

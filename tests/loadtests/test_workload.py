@@ -89,6 +89,14 @@ def test_every_bundled_scenario_can_be_read() -> None:
         (("[2, 29, 181", "[2, 29, 1"), "lanes.short.lengths.prompt_tokens"),
         (("rank_correlation: 0.07", "rank_correlation: 7"), "lanes.short.lengths.rank_correlation"),
         (("on_share: 0.24", "on_share: 1.5"), "lanes.long.arrivals.on_share"),
+        (("cv: 1.09", "cvv: 1.09"), "lanes.short.arrivals.cvv"),
+        (("cv: 1.09", "cv: 1.09, mean_burst: 5, on_share: 0.2"), "lanes.short.arrivals"),
+        (("{mean_burst: 5, on_share: 0.24}", "{mean_burst: 5}"), "lanes.long.arrivals"),
+        (("cv: 1.09", "cv: 1.09, idc_10s: 2"), "lanes.short.arrivals.idc_10s"),
+        (("divisor: 16", "divsor: 16"), "lanes.short.lengths.divsor"),
+        (("      divisor: 16", "      divisor: 16\n      quantile_levels: [0]"), "lanes.short.lengths.quantile_levels"),
+        (("ttft_s: 2.0", "ttft: 2.0"), "lanes.short.objectives.ttft"),
+        (("work_share: 0.7", "work_share: 0.7\n    declare_lane: fast"), "lanes.short.declare_lane"),
         (("num_first_lane: 300", "num_first_lane: -1"), "num_first_lane"),
         (("num_first_lane: 300\n", ""), "num_first_lane"),
     ],
@@ -105,6 +113,41 @@ def test_a_bad_scenario_names_file_and_key(tmp_path: Path, change: tuple[str, st
         load_scenario(str(path))
     assert caught.value.key == key
     assert "mine.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("cv: 1.09", "cvv: 1.09"), "unknown key; allowed: cv, mean_burst, on_share"),
+        (
+            ("work_share: 0.7", "work_share: 0.7\n    declare_lane: fast"),
+            "allowed: interactive, standard, long, background",
+        ),
+        (("cv: 1.09", "cv: 1.09, idc_10s: 2"), "only describes a trace, remove it"),
+        (("load: 0.85", "load: ["), "(line 7, column 6)"),
+        (("load: 0.85", "load: 2026-99-99"), "not YAML"),
+    ],
+)
+def test_a_bad_scenario_says_what_would_be_right(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    """The choices there are, what to take out, or the line that isn't YAML."""
+    import loadtests
+
+    text = (Path(loadtests.__path__[0]) / "scenarios" / "short-behind-long.yaml").read_text(encoding="utf-8")
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace(*change, 1), encoding="utf-8")
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(str(path))
+    assert said in str(caught.value)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    """As is one that isn't there, in words."""
+    path = tmp_path / "mine.yaml"
+    with pytest.raises(ScenarioError, match=r"cannot be read: No such file or directory$"):
+        load_scenario(str(path))
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ScenarioError, match="UTF-8"):
+        load_scenario(str(path))
 
 
 def test_an_unknown_scenario_lists_those_there_are() -> None:
