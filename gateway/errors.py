@@ -139,8 +139,9 @@ class UnknownModel(GatewayError):
 
     def __init__(self, model: str, served: list[str]) -> None:
         known = ", ".join(f"`{name}`" for name in served) or "none at the moment"
+        what = f"The model `{model[:200]}` does not exist." if model else "The request must name a model."
         super().__init__(
-            f"The model `{model[:200]}` does not exist. Served here: {known}.",
+            f"{what} Served here: {known}.",
             param="model",
             reason=Reason.UNKNOWN_MODEL,
         )

@@ -21,7 +21,7 @@ from .dispatcher import Place
 from .eager import Pending, begin
 from .engine_timing import EngineTiming, read_engine_timing
 from .errors import Headers, ResponseBroken, UpstreamError
-from .sse import CommentInserter, StreamScanner, Usage, usage_of_answer
+from .sse import CommentInserter, StreamScanner, Usage
 from .upstream import Exchange
 
 # A send that takes longer waited for the client, and its time is the client's.
@@ -63,6 +63,7 @@ class Relay:
         self._inserter: CommentInserter | None = None
         self._kept: list[bytes] | None = None
         self._kept_bytes = 0
+        self._headers: Headers = []
         self._timing: EngineTiming | None = None
         self._unsent: Pending[None] | None = None
         self._unsent_since_s = 0.0
@@ -105,7 +106,7 @@ class Relay:
             if self._wants_timing and not _first(headers, b"content-length"):
                 self._inserter = CommentInserter()
         elif status == 200 and not is_packed and content_type.startswith(b"application/json"):
-            self._kept = []
+            self._kept, self._headers = [], headers
         self._timing = timing = read_engine_timing(headers)
         if timing is not None:
             # The engine sends the head with the first token (or with the whole answer): its own times split the span.
@@ -214,7 +215,7 @@ class Relay:
         """The replica is done: learn what it said, and give the slot and the connection back."""
         record, scanner = self._record, self._scanner
         if self._kept is not None:
-            self.usage = usage_of_answer(b"".join(self._kept), self._api.read_usage)
+            self.usage = self._api.usage_of_whole(self._headers, b"".join(self._kept))
         self._learn_usage()
         outcome = Outcome.SUCCESS
         if status >= 500 or status == 429 or (scanner is not None and scanner.has_error):

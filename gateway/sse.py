@@ -13,6 +13,8 @@ from typing import Any
 
 import orjson
 
+from .errors import Headers
+
 END_MARKER = b"[DONE]"
 # An event larger than this is passed on as any other, but not looked into.
 MAX_EVENT_BYTES = 1 << 20
@@ -80,6 +82,11 @@ class StreamScanner:
     )
 
     read_usage: Callable[[object], Usage | None] = staticmethod(read_usage)
+
+    @classmethod
+    def usage_of_whole(cls, headers: Headers, body: bytes) -> Usage | None:  # noqa: ARG003  (one API has it in headers)
+        """The usage of an answer that is no stream."""
+        return usage_of_answer(body, cls.read_usage)
 
     def __init__(self) -> None:
         self.num_content_chunks = 0

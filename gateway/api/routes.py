@@ -44,10 +44,12 @@ class Route:
     scanner: type[StreamScanner] = StreamScanner
     rename: Callable[[bytes, Headers, str], bytes] = model_name.in_json
     is_light: bool = False
+    raw_path: bytes = field(init=False)
     request_start: bytes = field(init=False)
     """Method and target upstream."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "raw_path", self.path.encode())
         object.__setattr__(self, "request_start", f"{self.method} {self.upstream_path or self.path}".encode())
 
 
@@ -88,6 +90,6 @@ _SHARED_PATHS = frozenset({"/"})
 def find(scope: Message) -> Route | None:
     """The route that a request asks for, with whatever method; None: it isn't one of these."""
     route = BY_PATH.get(scope["path"])
-    if route is None or scope.get("raw_path", route.path.encode()) != route.path.encode():
+    if route is None or scope.get("raw_path", route.raw_path) != route.raw_path:
         return None
     return None if route.path in _SHARED_PATHS and scope["method"] != route.method else route

@@ -7,6 +7,7 @@ JSON string a quote is escaped, so what is looked for can't be text of the answe
 
 from typing import Any
 
+from ..errors import Headers
 from ..sse import StreamScanner, Usage, read_count, read_usage
 
 
@@ -121,11 +122,27 @@ def read_generate_usage(answer: object) -> Usage | None:
     )
 
 
+_GENERATE_HEADERS = frozenset({b"x-prompt-tokens", b"x-generated-tokens", b"x-queue-time"})
+
+
 class GenerateScanner(StreamScanner):
     """TGI's token events. There is no end marker: the last event is the one with the whole text."""
 
     __slots__ = ()
     read_usage = staticmethod(read_generate_usage)
+
+    @classmethod
+    def usage_of_whole(cls, headers: Headers, body: bytes) -> Usage | None:
+        """In its headers, with how long the request was queued (milliseconds)."""
+        said = {name: int(value) for name, value in headers if name in _GENERATE_HEADERS and value.isdigit()}
+        if not said:
+            return super().usage_of_whole(headers, body)
+        queue_ms = said.get(b"x-queue-time")
+        return Usage(
+            prompt_tokens=said.get(b"x-prompt-tokens"),
+            output_tokens=said.get(b"x-generated-tokens"),
+            queue_s=None if queue_ms is None else queue_ms / 1e3,
+        )
 
     def _take_chunk(self, chunk: dict[str, Any]) -> None:
         if chunk.get("error"):

@@ -97,7 +97,8 @@ def test_embeddings_count_all_their_inputs_and_bring_nothing_out() -> None:
         fields = read(read_embeddings, model="m", input=given)
         assert (fields.prompt, fields.max_output_tokens) == (given, 0)
     assert read(read_embeddings, messages=[{"role": "user", "content": "a"}]).messages is not None
-    for odd in ([{"content": []}], {"x": 1}, None):
+    odds: tuple[Any, ...] = ([{"content": []}], {"x": 1}, None)
+    for odd in odds:
         fields = read(read_embeddings, input=odd)
         assert (fields.prompt, fields.messages, fields.estimated_tokens) == (None, None, None)
     with pytest.raises(BadRequest):

@@ -401,6 +401,7 @@ async def test_tgis_own_routes() -> None:
         assert _last(gateway).output_tokens == 2
         reply = await ask(port, "/generate", b'{"inputs":"a b c"}')
         assert reply.header(b"x-generated-tokens") == [b"9"]
+        assert (_last(gateway).output_tokens, "engine-queue" in _last(gateway).layers) == (9, True)
         reply = await ask(port, "/generate", b'{"inputs":"a","parameters":{"max_new_tokens":0}}')
         assert (reply.status, json.loads(reply.body)["error_type"]) == (422, "validation")
         assert gateway.pool.get("r1").is_available
