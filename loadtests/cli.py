@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,22 +37,47 @@ app = typer.Typer(
     short-behind-long --url http://HOST:PORT`; to see what a gateway changes, `tailgate-load compare`.""",
 )
 _ScenarioArgument = Annotated[
-    str, typer.Argument(help=f"A bundled scenario ({', '.join(bundled_scenarios())}) or a YAML file.")
+    str,
+    typer.Argument(
+        metavar="SCENARIO",
+        help=f"A bundled scenario ({', '.join(bundled_scenarios())}) or a YAML file.",
+        show_default=False,
+    ),
 ]
-_SeedOption = Annotated[int, typer.Option(help="Same seed, same requests at the same instants.")]
-_LoadOption = Annotated[float | None, typer.Option(help="Share of the measured capacity; the scenario's by default.")]
-_ModelOption = Annotated[str | None, typer.Option(help="Model name; the server's first by default.")]
+_SeedOption = Annotated[int, typer.Option(metavar="SEED", help="Same seed, same requests at the same instants.")]
+_LoadOption = Annotated[
+    float | None, typer.Option(metavar="SHARE", min=0.01, help="Of the measured capacity; the scenario's by default.")
+]
+_RequestsOption = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Requests of the first lane; the scenario's by default.")
+]
+_ModelOption = Annotated[str | None, typer.Option(metavar="NAME", help="Model; the server's first by default.")]
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"tailgate-load {version('tailgate')}")
+        raise typer.Exit
+
+
+@app.callback()
+def commands(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
 def run(
     scenario: _ScenarioArgument,
-    url: Annotated[str, typer.Option(help="Base URL of the server, without /v1.")],
+    url: Annotated[str, typer.Option(metavar="URL", help="Of the server, with or without /v1.")],
     seed: _SeedOption = 1,
     load: _LoadOption = None,
-    requests: Annotated[int | None, typer.Option(help="Requests of the first lane; the scenario's by default.")] = None,
+    requests: _RequestsOption = None,
     model: _ModelOption = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the JSON.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="For the JSON.")] = None,
 ) -> None:
     """Sends one seeded mix to one server and prints latency by lane.
 
@@ -87,12 +113,15 @@ def run(
 @app.command()
 def compare(
     scenario: _ScenarioArgument,
-    direct: Annotated[str, typer.Option(help="Base URL of the engine itself.")],
-    gateway: Annotated[str, typer.Option(help="Base URL of a gateway in front of the same engine.")],
+    direct: Annotated[str, typer.Option(metavar="URL", help="Of the engine itself, with or without /v1.")],
+    gateway: Annotated[str, typer.Option(metavar="URL", help="Of a gateway in front of the same engine.")],
     seed: _SeedOption = 1,
     load: _LoadOption = None,
+    requests: _RequestsOption = None,
     model: _ModelOption = None,
-    out: Annotated[Path, typer.Option(help="Folder for compare.json and compare.png.")] = Path("out/compare"),
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="For compare.json and compare.png.")] = Path(
+        "out/compare"
+    ),
 ) -> None:
     """Sends the same mix straight to an engine and through a gateway, and compares lane by lane."""
     console = Console()
@@ -101,6 +130,7 @@ def compare(
         mix = load_scenario(scenario)
         name = await _model(direct, model)
         async with LoadClient(direct, name) as engine, LoadClient(gateway, name) as through:
+            await through.first_model()  # before minutes are spent on the other
             with steps(console) as on_step:
                 maker = await PromptMaker.calibrate(engine)
                 measured = await measure(engine, maker, mix, str(seed), on_step)
@@ -112,6 +142,7 @@ def compare(
                     measured,
                     seed=seed,
                     load=mix.load if load is None else load,
+                    num_first_lane=requests,
                     on_step=on_step,
                 )
         result = comparison.to_dict()
@@ -125,7 +156,7 @@ def compare(
 @app.command()
 def demo(
     seed: _SeedOption = 1,
-    out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png.")] = Path("out/demo"),
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="For demo.json and demo.png.")] = Path("out/demo"),
 ) -> None:
     """Shows, on this machine alone, that short calls stop waiting for long ones. Takes about five minutes.
 
@@ -137,7 +168,7 @@ def demo(
 
 @app.command()
 def bars(
-    topic: Annotated[str, typer.Argument(help="What to measure: main.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="What to measure: main.")],
 ) -> None:
     """Measures the figures that must hold and prints a line for each; exits 1 if one falls short.
 
@@ -161,15 +192,18 @@ def bars(
 
 @app.command()
 def engine(
-    against: Annotated[str | None, typer.Option(help="Base URL of the other server, if it runs already.")] = None,
+    against: Annotated[str | None, typer.Option(metavar="URL", help="Of the other server, if it runs already.")] = None,
     vllm_python: Annotated[
-        Path | None, typer.Option(help="Python of an environment with vLLM's CPU build; starts it on --model-dir.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Python of an environment with vLLM's CPU build; starts it on --model-dir."),
     ] = None,
-    model_dir: Annotated[Path | None, typer.Option(help="Hugging Face directory; embedded if absent.")] = None,
-    output_tokens: Annotated[int, typer.Option(help="Length of every answer.")] = 64,
-    prompt_tokens: Annotated[int, typer.Option(help="Length of every prompt.")] = 64,
-    rounds: Annotated[int, typer.Option(help="Rounds a concurrency; the ratio's median is printed.")] = 3,
-    out: Annotated[Path, typer.Option(help="Folder for engine.json.")] = Path("out/engine"),
+    model_dir: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Of Hugging Face's kind; the embedded model if absent.")
+    ] = None,
+    output_tokens: Annotated[int, typer.Option(metavar="N", min=2, help="Length of every answer.")] = 64,
+    prompt_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Length of every prompt.")] = 64,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="At each concurrency; their median counts.")] = 3,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="For engine.json.")] = Path("out/engine"),
 ) -> None:
     """Compares the bundled engine's output tokens/s with another OpenAI server's, one core each.
 
@@ -194,7 +228,9 @@ def engine(
 
 
 @app.command()
-def shape(file: Annotated[Path, typer.Argument(help="A trace, plain or gzip, CSV or JSON lines.")]) -> None:
+def shape(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace, plain or gzip, CSV or JSON lines.")],
+) -> None:
     """Prints the shape of a public trace: length quantiles and arrival pattern, to be pasted into a scenario's lane.
 
     Knows the Azure LLM inference traces, Mooncake, BurstGPT, ServeGen samples, the VTC arena trace and vidur's arXiv

@@ -14,6 +14,7 @@ import aiohttp
 
 from .answer import Answer
 from .errors import TargetError
+from .target import base_url, unreachable
 from .workload import PlannedRequest
 
 _HEADERS_OF_INTEREST = ("server-timing", "retry-after", "x-request-id")
@@ -21,10 +22,13 @@ Messages = list[dict[str, str]]
 
 
 class LoadClient:
-    """Sends requests to one OpenAI server. Use as an async context manager; it owns its connections."""
+    """Sends requests to one OpenAI server. Use as an async context manager; it owns its connections.
+
+    Raises `TargetError` for a URL that is none.
+    """
 
     def __init__(self, url: str, model: str, *, timeout_s: float = 300.0, api_key: str | None = None) -> None:
-        self.url = url.rstrip("/")
+        self.url = base_url(url)
         self.model = model
         self._timeout_s = timeout_s
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
@@ -54,21 +58,24 @@ class LoadClient:
         return self._session
 
     async def post_json(self, path: str, body: Any) -> tuple[int, Any]:
-        """Status and parsed JSON (None where the answer is not JSON)."""
-        async with self.session.post(self.url + path, json=body) as response:
-            return response.status, _json_or_none(await response.read())
+        """Status and parsed JSON (None where the answer is not JSON). Raises `TargetError` without an answer."""
+        status, answer = await self._whole("POST", path, json=body)
+        return status, _json_or_none(answer)
 
     async def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body."""
-        async with self.session.get(self.url + path) as response:
-            return response.status, await response.read()
+        """Status and body. Raises `TargetError` without an answer."""
+        return await self._whole("GET", path)
+
+    async def _whole(self, method: str, path: str, **content: Any) -> tuple[int, bytes]:
+        try:
+            async with self.session.request(method, self.url + path, **content) as response:
+                return response.status, await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise unreachable(self.url, error) from error
 
     async def first_model(self) -> str:
         """The first name of /v1/models. Raises `TargetError` where there is none."""
-        try:
-            status, body = await self.get("/v1/models")
-        except aiohttp.ClientError as error:
-            raise TargetError(f"{self.url} cannot be reached: {error}") from error
+        status, body = await self.get("/v1/models")
         listed = _json_or_none(body)
         models = listed.get("data") if isinstance(listed, dict) else None
         if status != 200 or not models:

@@ -90,10 +90,18 @@ async def compare(
     seed: int,
     load: float,
     on_step: OnStep,
+    num_first_lane: int | None = None,
     gateway_first: bool = False,
 ) -> Comparison:
     """Runs the seeded plan on both sides, one after the other, and reads the gateway's timing records."""
-    plan = make_plan(scenario, measured.costs, capacity_work_per_s=measured.capacity.work_per_s, seed=seed, load=load)
+    plan = make_plan(
+        scenario,
+        measured.costs,
+        capacity_work_per_s=measured.capacity.work_per_s,
+        seed=seed,
+        load=load,
+        num_first_lane=num_first_lane,
+    )
     sides: dict[str, Side] = {}
     order = [("direct", direct), ("gateway", gateway)]
     for name, client in reversed(order) if gateway_first else order:

@@ -2,6 +2,7 @@
 
 import re
 import textwrap
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -131,11 +132,19 @@ def test_the_command_line_says_what_is_wrong_in_one_line() -> None:
         (["bars", "nonsense"], "there is: main"),
         (["shape", "no-such-file.csv"], "cannot be read"),
         (["run", "nonsense", "--url", "http://127.0.0.1:9", "--model", "m"], "bundled: short-behind-long"),
-        (["run", "short-behind-long", "--url", "http://127.0.0.1:9"], "cannot be reached"),
+        (["run", "short-behind-long", "--url", "http://127.0.0.1:9"], "cannot be reached: connection refused"),
+        (["run", "short-behind-long", "--url", "http://127.0.0.1:9", "--model", "m"], "connection refused"),
+        (["run", "short-behind-long", "--url", "127.0.0.1:9"], "must be http://HOST"),
     ):
         result = runner.invoke(app, arguments)
         assert result.exit_code == 2
-        assert words in result.output
+        assert words in result.output.splitlines()[-1]
+
+
+def test_the_command_line_knows_its_version() -> None:
+    """The package's."""
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"tailgate-load {version('tailgate')}\n")
 
 
 def test_shape_prints_yaml_of_a_trace(tmp_path: Path) -> None:

@@ -121,8 +121,29 @@ async def test_a_refused_connection_and_a_4xx_are_failures_too() -> None:
     assert (answer.status, answer.error) == (429, "http-429")
     async with LoadClient(url, "scripted") as client:
         assert (await client.send(_request(), HELLO)).error == "connect"
-        with pytest.raises(TargetError, match="cannot be reached"):
+        with pytest.raises(TargetError, match=r"cannot be reached: connection refused$"):
             await client.first_model()
+        with pytest.raises(TargetError, match=r"cannot be reached: connection refused$"):
+            await client.post_json("/tokenize", {})
+    async with LoadClient("http://no.such.host.invalid", "m") as client:
+        with pytest.raises(TargetError, match=r"cannot be reached: no such host$"):
+            await client.first_model()
+
+
+async def test_the_url_may_be_a_clients_own() -> None:
+    """With /v1 and slashes, as OPENAI_BASE_URL has it; what is no URL is refused by name before anything is sent."""
+    async with scripted_server() as (url, _):
+        assert await _first_model(f"{url}/v1/") == "scripted"
+    for wrong in ("127.0.0.1:8000", "ftp://host", "http://", "http://host:99999", "http://host?x=1", ""):
+        with pytest.raises(TargetError, match="must be http://HOST"):
+            LoadClient(wrong, "m")
+
+
+async def test_a_server_that_never_answers_a_question_is_told() -> None:
+    """Apart from load, whose timeouts are answers of a kind."""
+    async with scripted_server(_hang) as (url, _), LoadClient(url, "scripted", timeout_s=0.1) as client:
+        with pytest.raises(TargetError, match=r"cannot be reached: no answer in time$"):
+            await client.post_json("/v1/chat/completions", {"stream": True, "messages": [], "max_tokens": 1})
 
 
 async def test_a_slow_server_runs_into_the_timeout_and_a_planned_leave_is_called_so() -> None:
