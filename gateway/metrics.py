@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from policies.dispatch import DispatchCore
 from policies.types import Lane
 
-from .attribution import Record
+from .attribution import Layer, Record
 from .replicas import Replica
 from .series import Counters, Histograms
 
@@ -123,6 +123,10 @@ class Metrics:
             "tailgate_tenant_tokens_total", "Tokens of requests with an API key.", ["tenant", "kind"]
         )
         self._tenants: set[str] = set()
+        # There from the start, so that what strangers send adds no line to the page.
+        for layer in (Layer.ACCEPT, Layer.OTHER):
+            self._layers.at(layer.value, NO_LANE)
+        self._e2e.at(NO_LANE)
         ProcessCollector(registry=self.registry)
         self._lag_task: asyncio.Task[None] | None = None
 
