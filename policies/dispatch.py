@@ -87,7 +87,35 @@ class DispatchCore:
         job.lane, job.lane_why = decision.lane, decision.why
         self._books.jobs[request.request_id] = job
         self._books.queue.add(job)
-        return Admitted(job.lane, job.lane_why, job.predicted_output_tokens, job.budget_tokens)
+        return _admitted(job)
+
+    def recount(self, request: RequestLike, now_s: float) -> Admitted | None:
+        """The prompt of a request was estimated and has been counted: the same request, with other prompt tokens.
+
+        While it waits, it is put into a lane and ordered anew, its arrival kept, and what became of it is returned. Of
+        one that runs only the slot changes. None for both that and a request that has ended.
+        """
+        job = self._books.jobs.get(request.request_id)
+        if job is None:
+            return None
+        if job.state is not State.WAITING:
+            job.request = request
+            self._estimate(job)
+            if job.call is not None and job.call.slice_end_tokens is None:
+                self._books.replicas[job.call.replica_id].resize(job.call, job.slot_tokens)
+            return None
+        left = job.lane
+        self._books.queue.remove(job)
+        job.request = request
+        job.computed_tokens = min(job.computed_tokens, request.prompt_tokens)
+        self._estimate(job)
+        # The lanes have learned from the estimate already: a request counts once.
+        decision = self._policy.lanes.classify(request, job.budget_tokens)
+        job.lane, job.lane_why = decision.lane, decision.why
+        self._books.queue.add(job)
+        if not self._books.queue.num_in_lane(left):
+            self._policy.turns.emptied(left)
+        return _admitted(job)
 
     def cancel(self, request_id: str, now_s: float) -> None:
         """The client left, or the shell gives up. Idempotent; an unknown id is one that has ended.
@@ -372,3 +400,7 @@ class DispatchCore:
                     if not slots.is_granted(job.slot_tokens) and tokens > slots.asked_tokens:
                         slots.asked_tokens = tokens
                         effects.append(WantCapacity(slots.replica.replica_id, tokens, (job.key, float(job.seq))))
+
+
+def _admitted(job: Job) -> Admitted:
+    return Admitted(job.lane, job.lane_why, job.predicted_output_tokens, job.budget_tokens)

@@ -122,7 +122,7 @@ class TestEveryPolicy:
             assert 6.0 <= at_s <= bound_s + 1e-6
 
     def test_survives_faults(self, composition: tuple[str, ...], seed: int) -> None:
-        """Random cancels, failures, retries and vanishing replicas: the books stay exact and everything ends."""
+        """Cancels, recounts, failures, retries and vanishing replicas: the books stay exact and everything ends."""
         rng = random.Random(seed)
         core = composed(*composition, no_replica_grace_s=1.0)
         running: dict[int, Call] = {}
@@ -134,7 +134,10 @@ class TestEveryPolicy:
                 core.offer(FakeRequest(**(request.__dict__ | {"request_id": f"q{index}", "arrival_s": now_s})), now_s)
             elif action < 0.5 and index > 10:
                 core.cancel(f"q{rng.randrange(index)}", now_s)
-            elif action < 0.55:
+            elif action < 0.6 and index > 10:
+                (request,) = random_requests(rng, 1)
+                core.recount(FakeRequest(**(request.__dict__ | {"request_id": f"q{rng.randrange(index)}"})), now_s)
+            elif action < 0.65:
                 replica = rng.choice(REPLICAS)
                 core.replica_changed(FakeReplica(**(replica.__dict__ | {"is_available": rng.random() < 0.7})), now_s)
             elif running:

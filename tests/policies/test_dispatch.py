@@ -10,7 +10,7 @@ from policies.dispatch import Admitted, DispatchCore, Rejected
 from policies.lifecycle import LifecycleError
 from policies.slicing import RunningPrefill
 from policies.types import Call, Evict, Lane, Outcome, Reason, RequestLike, Sample, StopCall, WantCapacity
-from tests.policies.support import FakeReplica, calls, make_core, offer, only_call
+from tests.policies.support import FakeReplica, FakeRequest, calls, make_core, offer, only_call
 
 ONE_AT_A_TIME = FakeReplica(max_prefill_tokens=1)
 
@@ -261,6 +261,70 @@ class TestDispatch:
         third = only_call(core.poll(4.0))
         assert (second.request.request_id, second.waited_for) == ("short", Reason.CAPACITY)
         assert (third.request.request_id, third.waited_for) == ("long", Reason.LANE)
+
+
+class TestRecount:
+    def test_a_waiting_request_is_put_into_a_lane_and_ordered_anew(self) -> None:
+        """Estimated long and counted short, it goes before what is longer; its arrival and place in line stay."""
+        core = make_core(ONE_AT_A_TIME, lanes="single")
+        offer(core, "running")
+        first = only_call(core.poll(0.0))
+        offer(core, "b", 1.0, prompt_tokens=5_000)
+        assert offer(core, "a", 2.0, prompt_tokens=1_000_000).lane is Lane.LONG
+        counted = core.recount(FakeRequest("a", 2.0, prompt_tokens=50), 3.0)
+        assert counted is not None
+        assert (counted.lane, counted.predicted_output_tokens) == (Lane.INTERACTIVE, 10)
+        assert counted.budget_tokens == pytest.approx(10 + 50 * 0.0001 / 0.025)
+        assert core.queued_by_lane()[Lane.LONG] == 0
+        core.check_integrity()
+        core.first_token(first.call_id, 3.0)
+        call = only_call(core.poll(3.0))
+        assert (call.request.request_id, call.lane, call.request.prompt_tokens) == ("a", Lane.INTERACTIVE, 50)
+
+    def test_what_turns_out_longer_waits_for_its_turn(self) -> None:
+        """The other way round, and a lane keeps its turn while something waits in it."""
+        core = make_core(ONE_AT_A_TIME)
+        offer(core, "running")
+        first = only_call(core.poll(0.0))
+        offer(core, "a", 1.0, prompt_tokens=50)
+        offer(core, "b", 2.0, prompt_tokens=60)
+        counted = core.recount(FakeRequest("a", 1.0, prompt_tokens=1_000_000), 3.0)
+        assert counted is not None
+        assert counted.lane is Lane.LONG
+        core.first_token(first.call_id, 3.0)
+        assert calls(core.poll(3.0)) == [("b", "r1")]
+        core.check_integrity()
+
+    def test_of_a_running_request_only_the_slot_changes(self) -> None:
+        """It holds what it really takes, and gives back the same."""
+        core = make_core()
+        offer(core, "a", prompt_tokens=100)
+        call = only_call(core.poll(0.0))
+        assert core.recount(FakeRequest("a", prompt_tokens=300), 1.0) is None
+        assert core.in_flight_tokens("r1") == 310
+        core.check_integrity()
+        core.call_ended(call.call_id, Outcome.SUCCESS, Sample(output_tokens=10), 2.0)
+        assert core.in_flight_tokens("r1") == 0
+
+    def test_between_calls_it_counts_for_the_next(self) -> None:
+        """Failed on one replica, it waits with the tokens it really has."""
+        core = make_core(FakeReplica("r1"), FakeReplica("r2"))
+        offer(core, "a", prompt_tokens=100)
+        call = only_call(core.poll(0.0))
+        core.call_ended(call.call_id, Outcome.DROPPED, Sample(), 1.0)
+        assert core.recount(FakeRequest("a", prompt_tokens=300), 1.0) is None
+        core.requeue("a", {"r1"}, 1.0)
+        core.check_integrity()
+        assert calls(core.poll(1.0)) == [("a", "r2")]
+        assert core.in_flight_tokens("r2") == 310
+
+    def test_comes_too_late_for_a_request_that_has_ended(self) -> None:
+        """Or that nobody knows."""
+        core = make_core()
+        assert core.recount(FakeRequest("a"), 0.0) is None
+        offer(core, "a")
+        core.cancel("a", 0.0)
+        assert core.recount(FakeRequest("a"), 0.0) is None
 
 
 class TestEnd:
@@ -529,6 +593,19 @@ class TestSlices:
         core.call_ended(first.call_id, Outcome.SUCCESS, Sample(), 1.0)
         assert calls(core.poll(1.0)) == [("short", "r1")]
         assert not core.knows("long")
+
+    def test_a_recount_leaves_a_running_slice_as_it_is(self, core: DispatchCore) -> None:
+        """A slice holds its own tokens, and what it computed counts as far as the prompt really goes."""
+        offer(core, "long", prompt_tokens=250)
+        offer(core, "short", 0.5)
+        first = only_call(core.poll(0.5))
+        assert core.recount(FakeRequest("long", prompt_tokens=240), 0.6) is None
+        assert core.in_flight_tokens("r1") == 100
+        core.call_ended(first.call_id, Outcome.SUCCESS, Sample(), 1.0)
+        assert core.recount(FakeRequest("long", prompt_tokens=90), 1.0) is not None
+        assert calls(core.poll(1.0)) == [("long", "r1"), ("short", "r1")]  # nothing is left to compute of the first
+        assert core.in_flight_tokens("r1") == 100 + 20
+        core.check_integrity()
 
     def test_a_failed_slice_is_left_to_the_shell(self, core: DispatchCore) -> None:
         """A replica that drops a slice is treated like any failed call."""
