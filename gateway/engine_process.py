@@ -1,6 +1,5 @@
 """The bundled engine as a child process: started, waited for, watched, ended."""
 
-import collections
 import contextlib
 import os
 import queue
@@ -14,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 READY = re.compile(r"^tailgate-backend ready url=(\S+) model=(.+)$")
-KEPT_LINES = 40
 STOP_GRACE_S = 10.0
 
 
 class EngineError(Exception):
-    """The engine isn't installed, or died; the message holds its own last words."""
+    """The engine isn't installed, or died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,6 @@ class EngineProcess:
     def __init__(self, command: Sequence[str], on_line: Callable[[str], None]) -> None:
         self._command = list(command)
         self._on_line = on_line
-        self._last_lines: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self._ready: queue.Queue[Ready | None] = queue.Queue()
         self._process: subprocess.Popen[str] | None = None
         self._threads: list[threading.Thread] = []
@@ -77,7 +74,7 @@ class EngineProcess:
         """Blocks until it takes requests. Raises EngineError when it dies before."""
         ready = self._ready.get()
         if ready is None:
-            raise EngineError(self.last_words())
+            raise EngineError(self.how_it_ended())
         return ready
 
     def watch(self, on_death: Callable[[], None]) -> None:
@@ -96,13 +93,12 @@ class EngineProcess:
         """Whether it ended without having been stopped."""
         return not self._is_stopping and self._process is not None and self._process.poll() is not None
 
-    def last_words(self) -> str:
-        """How it ended, with the last lines it wrote. Blocks until it has ended."""
+    def how_it_ended(self) -> str:
+        """Blocks until it has ended, and `on_line` has got what it wrote."""
         code = self._started().wait()
         for thread in self._threads:
             thread.join(1.0)
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return "\n".join([f"the engine {how}", *self._last_lines])
+        return f"the engine was killed by signal {-code}" if code < 0 else f"the engine ended with exit code {code}"
 
     def stop(self) -> None:
         """Asks it to end, and kills it when it doesn't within ten seconds. Idempotent."""
@@ -133,5 +129,4 @@ class EngineProcess:
     def _read_stderr(self, process: subprocess.Popen[str]) -> None:
         if process.stderr is not None:
             for line in process.stderr:
-                self._last_lines.append(line.rstrip("\n"))
                 self._on_line(line.rstrip("\n"))

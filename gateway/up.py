@@ -4,6 +4,7 @@ import os
 import signal
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,9 +47,13 @@ class UpOptions:
 
 
 class Progress:
-    """What the engine says while it loads: one moving line on a terminal, plain lines elsewhere; later, its log."""
+    """What the engine says while it loads: one moving line on a terminal, plain lines elsewhere; later, its log.
+
+    Where it dies loading, its last lines are shown in either case, once.
+    """
 
     def __init__(self) -> None:
+        self._passed: deque[str] = deque(maxlen=40)
         self._console = Console(stderr=True, highlight=False, markup=False)
         self._status = self._console.status("starting the engine …")
         self._lock = threading.Lock()
@@ -63,6 +68,10 @@ class Progress:
                     yield
             else:
                 yield
+        except EngineError:
+            for text in self._passed:
+                self._print(text)
+            raise
         finally:
             with self._lock:
                 self._is_loading = False
@@ -72,8 +81,12 @@ class Progress:
         with self._lock:
             if self._is_loading and self._console.is_terminal:
                 self._status.update(text)
+                self._passed.append(text)
             else:
-                self._console.print(f"engine: {text}", soft_wrap=True)
+                self._print(text)
+
+    def _print(self, text: str) -> None:
+        self._console.print(f"engine: {text}", soft_wrap=True)
 
 
 def run_up(options: UpOptions) -> int:
@@ -97,11 +110,11 @@ def run_up(options: UpOptions) -> int:
 
             is_good = serve(gateway, gateway.front, sock, drain_s=config.timeouts.drain_s, on_listening=announce)
             if engine.has_died:
-                raise EngineError(engine.last_words())
+                raise EngineError(engine.how_it_ended())
             return 0 if is_good else 1
         except KeyboardInterrupt:
             if engine.has_died:
-                raise EngineError(engine.last_words()) from None
+                raise EngineError(engine.how_it_ended()) from None
             return 130
         finally:
             engine.stop()

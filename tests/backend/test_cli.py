@@ -1,6 +1,8 @@
 """The command line: what it refuses before it serves."""
 
 import socket
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -48,6 +50,21 @@ def test_impossible_settings_are_refused(arguments: list[str], message: str) -> 
     result = run(*arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.output.replace("│", " ").split()), result.output
+    assert "Errno" not in result.output
+
+
+def test_a_tokenizer_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
+    """With the path and the reason, not a traceback."""
+    (tmp_path / "file").touch()
+    result = run("--export-tokenizer", str(tmp_path / "file"))
+    assert result.exit_code == 2
+    assert result.output.splitlines()[-1].endswith("file: it is a file, not a folder")
+
+
+def test_it_knows_its_version() -> None:
+    """The package's."""
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"tailgate-backend {version('tailgate')}\n")
 
 
 def test_a_port_in_use_is_said_so() -> None:
@@ -58,4 +75,4 @@ def test_a_port_in_use_is_said_so() -> None:
         port = sock.getsockname()[1]
         result = CliRunner().invoke(app, ["serve", "--port", str(port)])
     assert result.exit_code == 2
-    assert f"127.0.0.1:{port}" in result.output
+    assert f"can't listen on 127.0.0.1:{port}: address already in use\n" in result.output

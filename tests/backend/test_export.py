@@ -49,3 +49,12 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, arguments: list[str], me
     result = CliRunner().invoke(app, ["export", str(tmp_path / "out"), *arguments])
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
+
+
+@pytest.mark.model
+def test_a_folder_that_is_a_file_is_said_so(tmp_path: Path) -> None:
+    """In words."""
+    (tmp_path / "out").touch()
+    result = CliRunner().invoke(app, ["export", str(tmp_path / "out")])
+    assert (result.exit_code, "Errno" in result.output) == (2, False)
+    assert result.output.endswith("out: it is a file, not a folder\n")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import os
 import signal
 import socket
@@ -15,10 +16,13 @@ from typing import Any
 import httpx
 import psutil  # type: ignore[import-untyped]
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from gateway.cli import app
+from gateway.engine_process import EngineError
 from gateway.server import ListenError, bind, url_of
+from gateway.up import Progress
 
 from .tiny_replica import models_page, tiny_replica, until
 
@@ -346,7 +350,24 @@ async def test_up_shows_why_the_engine_died(engine: Path) -> None:
         assert await process.ended() == 1
         errors = process.errors()
         assert "the engine ended with exit code 3" in errors
-        assert "no such model: frobnicate" in errors
+        assert errors.count("no such model: frobnicate") == 1
+
+
+def test_what_passed_by_on_a_terminal_is_shown_when_the_engine_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The moving line shows one at a time; the reason is among those before."""
+    output = io.StringIO()
+    monkeypatch.setattr("gateway.up.Console", lambda **_: Console(file=output, force_terminal=True))
+    progress = Progress()
+
+    def load() -> None:
+        with progress.loading():
+            progress.line("no such model: frobnicate")
+            progress.line("known: others")
+            raise EngineError("the engine ended with exit code 3")
+
+    with pytest.raises(EngineError):
+        load()
+    assert "engine: no such model: frobnicate\nengine: known: others\n" in output.getvalue()
 
 
 async def test_up_ends_when_the_engine_dies_later(engine: Path) -> None:
