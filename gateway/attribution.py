@@ -6,7 +6,7 @@ What no code claimed is `other`, and its size is a tested figure.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from policies.types import Lane, Reason
 
@@ -29,13 +29,19 @@ class Layer(StrEnum):
     OTHER = "other"
 
 
+class Standing(Protocol):
+    """How limits stand at the moment of asking."""
+
+    def headers(self) -> Headers: ...
+
+
 @dataclass(slots=True)
 class Record:
     """One request, from its first byte here to the last one sent. Instants and durations in seconds; None is unset.
 
     `tenant`, `key_id`, `model` and `replica_id` are names from the configuration or from replicas, never raw client
-    text. `has_diagnostics` and `sees_cached_tokens` say what its caller may be told, `limit_headers` how the limits of
-    its key stand; none of the three is shown. `replica_prompt_tokens` is the replica's own count.
+    text. `has_diagnostics` and `sees_cached_tokens` say what its caller may be told, `standing` how the limits of its
+    key stand (None: it has none); none of the three is shown. `replica_prompt_tokens` is the replica's own count.
     `notes` says in words of ours why a layer took long ("capacity") or that it is an estimate ("est").
     """
 
@@ -47,7 +53,7 @@ class Record:
     key_id: str | None = None
     has_diagnostics: bool = True
     sees_cached_tokens: bool = True
-    limit_headers: Headers = field(default_factory=list)
+    standing: Standing | None = None
     streams: bool = False
     declared_lane: Lane | None = None
     lane: Lane | None = None
@@ -153,7 +159,8 @@ class Record:
             headers.append((b"x-tailgate-predicted-output-tokens", b"%d" % self.predicted_output_tokens))
         if self.attempt:
             headers.append((b"x-tailgate-attempt", b"%d" % self.attempt))
-        headers += self.limit_headers
+        if self.standing is not None:
+            headers += self.standing.headers()
         if not self.has_diagnostics:
             return headers
         if self.replica_id is not None:
@@ -172,7 +179,7 @@ class Record:
     def withheld(self) -> tuple[bytes, ...]:
         """How names begin of the replica's headers that aren't passed on: they contradict ours, or tell too much."""
         return (
-            *((b"x-ratelimit-",) if self.limit_headers else ()),
+            *((b"x-ratelimit-",) if self.standing is not None else ()),
             *(() if self.sees_cached_tokens else (b"server-timing",)),
         )
 

@@ -29,7 +29,8 @@ class Quota:
     """What one request holds of its key's account, as a context manager around the request's whole life.
 
     Entering takes a request credit and a place, `reserve` the tokens; both raise RateLimited. When the scope is left
-    the record says what was really used. Where the account is None, there are no limits.
+    the record says what was really used. Where the account is None, there are no limits. It implements
+    `attribution.Standing`.
     """
 
     __slots__ = ("_account", "_assumed_output_tokens", "_clock", "_record")
@@ -45,9 +46,8 @@ class Quota:
     def __enter__(self) -> Self:
         account = self._account
         if account is not None:
-            now_s = self._clock()
-            refusal = account.enter(self._record.request_id, now_s)
-            self._tell(account, now_s)
+            self._record.standing = self
+            refusal = account.enter(self._record.request_id, self._clock())
             if refusal is not None:
                 raise _refused(refusal)
         return self
@@ -57,10 +57,8 @@ class Quota:
         account = self._account
         if account is None:
             return
-        now_s = self._clock()
         output_tokens = self._assumed_output_tokens if max_output_tokens is None else max_output_tokens
-        refusal = account.reserve(self._record.request_id, prompt_tokens, output_tokens, now_s)
-        self._tell(account, now_s)
+        refusal = account.reserve(self._record.request_id, prompt_tokens, output_tokens, self._clock())
         if refusal is not None:
             raise _refused(refusal)
 
@@ -70,10 +68,14 @@ class Quota:
         if self._account is not None:
             self._account.leave(self._record.request_id, used_tokens(self._record, exc), self._clock())
 
-    def _tell(self, account: Account, now_s: float) -> None:
-        self._record.limit_headers = [
-            *_standing_headers(b"requests", account.requests_standing(now_s)),
-            *_standing_headers(b"tokens", account.tokens_standing(now_s)),
+    def headers(self) -> Headers:
+        """How the key's rates stand now, in OpenAI's names and forms."""
+        if self._account is None:
+            return []
+        now_s = self._clock()
+        return [
+            *_rate_headers(b"requests", self._account.requests_standing(now_s)),
+            *_rate_headers(b"tokens", self._account.tokens_standing(now_s)),
         ]
 
 
@@ -106,8 +108,7 @@ def _refused(refusal: Refusal) -> RateLimited:
     )
 
 
-def _standing_headers(what: bytes, standing: Standing | None) -> Headers:
-    """OpenAI's names and forms."""
+def _rate_headers(what: bytes, standing: Standing | None) -> Headers:
     if standing is None:
         return []
     return [

@@ -1,7 +1,7 @@
 """Which headers travel, both ways: all but what belongs to one connection only (RFC 9110, 7.6.1) or to the gateway."""
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from policies.types import Lane
 
@@ -83,7 +83,8 @@ def withhold(head: RequestHead, query: bytes, secret: bytes) -> tuple[RequestHea
     if secret in forwarded:
         lines = forwarded.splitlines(keepends=True)
         forwarded = b"".join(line for line in lines if secret not in line)
-    return replace(head, forwarded=forwarded, credentials=b""), b"" if secret in query else query
+    kept = RequestHead(forwarded, b"", head.content_length, head.lane, head.wants_timing)
+    return kept, b"" if secret in query else query
 
 
 def connection_scoped(headers: Headers) -> set[bytes]:

@@ -522,7 +522,7 @@ async def test_hundreds_of_requests_cut_at_random_leave_nothing(
     limits = {
         "requests_per_min": 100_000,
         "tokens_per_min": 1_000_000,
-        "max_in_flight_requests": 30,
+        "max_in_flight_requests": 8,
         "max_in_flight_tokens": 6000,
     }
     options: dict[str, Any] = {

@@ -43,6 +43,8 @@ class Call:
 
     async def send(self, data: bytes) -> None:
         """Bytes as they are."""
+        if self.writer.transport.is_closing():  # uvloop would raise a RuntimeError
+            raise ConnectionResetError
         self.writer.write(data)
         await self.writer.drain()
 
