@@ -13,6 +13,7 @@ import pytest
 from gateway.app import Gateway
 from gateway.errors import ConnectFailed
 from gateway.limits import duration
+from gateway.tokens import TokenCount
 from policies.limits import Account
 from tests.support.asgi import HandDriven
 from tests.support.fake_replica import DONE, Call, FakeReplica, answers, delta, hangs, streams, usage_event
@@ -47,17 +48,12 @@ async def limited(
     limits_section = {"assumed_output_tokens": OUTPUT_BOUND, **config.pop("limits", {})}
     async with gateway_for(*replicas, keys=str(path), limits=limits_section, **options, **config) as gateway:
 
-        async def count(*_: object) -> Any:
+        async def count(*_: object, **__: object) -> TokenCount:
             await asyncio.sleep(0)
-            return _Counted()
+            return TokenCount(PROMPT_TOKENS, "local", 0.0, 0.0)
 
-        gateway.tokens.count = count  # type: ignore[method-assign, assignment]
+        gateway.tokens.count = count  # type: ignore[method-assign]
         yield gateway
-
-
-class _Counted:
-    prompt_tokens = PROMPT_TOKENS
-    source = "local"
 
 
 def account_of(gateway: Gateway) -> Account:
@@ -415,7 +411,7 @@ class TestEveryWayOut:
         ):
             there = asyncio.Event()
 
-            async def stuck(*_: object) -> None:
+            async def stuck(*_: object, **__: object) -> None:
                 there.set()
                 await asyncio.Event().wait()
 
@@ -459,7 +455,7 @@ class TestEveryWayOut:
             serving(gateway) as port,
         ):
 
-            async def broken(*_: object) -> None:
+            async def broken(*_: object, **__: object) -> None:
                 raise RuntimeError("planted")
 
             gateway.tokens.count = broken  # type: ignore[method-assign, assignment]

@@ -235,7 +235,7 @@ async def test_a_trace_shows_no_secret(caplog: pytest.LogCaptureFixture, tmp_pat
         serving(gateway) as port,
     ):
 
-        async def broken(*_: object) -> None:
+        async def broken(*_: object, **__: object) -> None:
             raise RuntimeError("planted")
 
         gateway.tokens.count = broken  # type: ignore[method-assign, assignment]
