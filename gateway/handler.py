@@ -207,6 +207,8 @@ class Handler:
                 record.streams = fields.stream
                 record.declared_lane = key.declared_lane(head.lane, fields.priority)
                 record.model = model = self._resolve(route, fields.model, feature, key)
+                for adapter in fields.adapters:
+                    key.check_model(adapter, adapter)
                 if not route.is_light:
                     await self._count(fields, model, record)
                     quota.reserve(record.prompt_tokens or 0, fields.max_output_tokens)

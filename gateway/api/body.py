@@ -104,6 +104,15 @@ def count(parsed: Mapping[str, Any], name: str, *, least: int | None = None) -> 
     return max(-_MAX_COUNT, min(_MAX_COUNT, value))
 
 
+def adapters(parsed: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Names of LoRA adapters, one or several, that a body asks for beside its model."""
+    value = parsed.get(name)
+    names = value if type(value) is list else () if value is None else (value,)
+    if not all(type(each) is str or each is None for each in names):
+        raise wrong(name, "text", value)
+    return tuple(each for each in names if each is not None)
+
+
 def bound(parsed: Mapping[str, Any], *names: str) -> int | None:
     """The first of these counts that is there. Below zero means "no bound" to some servers and an error to others;
     either way it is no bound to plan with."""

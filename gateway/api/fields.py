@@ -22,7 +22,8 @@ class RequestFields:
     of either) are what is counted; where there is no text to count, `estimated_tokens` stands for it, and without that
     the size of the body. `max_output_tokens` is the caller's bound over all choices of all prompts, None without one.
     `priority` is higher goes first (the wire has vLLM's sign, lower first). `feature` is what the replica must be able
-    to do, where that depends on the body; None leaves it to the route.
+    to do, where that depends on the body; None leaves it to the route. `adapters` are named beside the model (SGLang's
+    `lora_path`, TGI's `adapter_id`): they need the same permission.
     """
 
     num_body_bytes: int
@@ -36,6 +37,7 @@ class RequestFields:
     tools: list[Any] | None = None
     include_usage: bool = False
     estimated_tokens: int | None = None
+    adapters: tuple[str, ...] = ()
     feature: str | None = None
 
 
@@ -69,6 +71,7 @@ def _generation(body: bytes, parsed: Mapping[str, Any], *, num_prompts: int = 1,
         priority=-(read.count(parsed, "priority") or 0),
         tools=read.items(parsed, "tools"),
         include_usage=_include_usage(parsed),
+        adapters=read.adapters(parsed, "lora_path"),
         **counted,
     )
 

@@ -80,6 +80,7 @@ def _without_output(body: bytes, parsed: Mapping[str, Any], **counted: Any) -> R
         num_body_bytes=len(body),
         model=read.text(parsed, "model"),
         max_output_tokens=0,
+        adapters=read.adapters(parsed, "lora_path"),
         priority=-(read.count(parsed, "priority") or 0),
         **counted,
     )

@@ -40,6 +40,7 @@ def _generation(body: bytes, parsed: dict[str, Any], *, streams: bool) -> Reques
         max_output_tokens=None if bound is None else bound * num_choices,
         num_choices=num_choices,
         prompt=inputs,
+        adapters=read.adapters(parameters, "adapter_id"),
     )
 
 

@@ -114,6 +114,16 @@ def test_completions_with_several_prompts_and_choices() -> None:
     assert read(read_completions, prompt_embeds=["A"]).estimated_tokens == 1
 
 
+def test_adapters_beside_the_model_are_known() -> None:
+    """One, several or none; of another type they are an error."""
+    assert read(read_completions, prompt="a", lora_path="x").adapters == ("x",)
+    assert read(read_completions, prompt="a", lora_path=["x", None, "y"]).adapters == ("x", "y")
+    assert read(read_embeddings, input="a", lora_path=None).adapters == ()
+    assert read(read_generate, inputs="a", parameters={"adapter_id": "x"}).adapters == ("x",)
+    with pytest.raises(BadRequest):
+        read(read_completions, prompt="a", lora_path=3)
+
+
 def test_texts_and_light_bodies() -> None:
     """Only the model, and that nothing is generated."""
     fields = read(read_texts, model="m", query="q", documents=["a"])

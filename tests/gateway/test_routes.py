@@ -1,6 +1,7 @@
 """Every route of the table: what reaches the replica, what comes back, what is refused and in whose shape."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.support.fake_messages import FakeMessages
 from tests.support.fake_replica import Behaviour, Call, FakeReplica, Received, answers, hangs, streams
 from tests.support.fake_tgi import INFO, MODEL, FakeTgi, tokenized
 from tests.support.gateways import CHAT, assert_nothing_held, gateway_for
+from tests.support.keys import bearer, write_keys
 from tests.support.serve import RawClient, ask, post, serving, until
 
 FORM_TYPE = ("content-type", "multipart/form-data; boundary=bb")
@@ -430,6 +432,27 @@ async def test_an_overloaded_tgi_sends_the_request_elsewhere(path: str) -> None:
         assert gateway.pool.get("r1").is_available
         assert gateway.pool.get("r2").is_available
         assert_nothing_held(gateway)
+
+
+async def test_an_adapter_beside_the_model_needs_permission_too(tmp_path: Path) -> None:
+    """A key for one model can't use adapters of it that it isn't for, whatever member names them."""
+    write_keys(tmp_path / "keys.json", base={"models": [MODEL]}, all={}, both={"models": [MODEL, "lora"]})
+    plain = {"prompt": "a", "lora_path": ["lora"]}
+    tgi_own = {"inputs": "a", "parameters": {"adapter_id": "lora"}}
+    async with (
+        FakeTgi() as tgi,
+        gateway_for(tgi, keys=str(tmp_path / "keys.json"), default_model=MODEL) as gateway,
+        serving(gateway) as port,
+    ):
+        for path, body in (("/generate", tgi_own), ("/v1/completions", plain)):
+            request = json.dumps(body).encode()
+            reply = await ask(port, path, request, bearer("base"))
+            assert reply.status == 403
+            assert not [received for received in tgi.received if received.path == path]
+            for name in ("all", "both"):
+                reply = await ask(port, path, request, bearer(name))
+                assert reply.status in (200, 404)  # the double has no completions
+        assert [received.path for received in tgi.received] == ["/generate"] * 2 + ["/v1/completions"] * 2
 
 
 async def test_one_model_by_name() -> None:
