@@ -57,7 +57,7 @@ class Gateway:
                 url, connect_s=timeouts.connect_s, first_byte_s=timeouts.first_byte_s, gap_s=timeouts.idle_s
             )
         )
-        self.drain = Drain()
+        self.drain = Drain(grace_s=timeouts.drain_s, unready_s=timeouts.unready_s)
         self.front = Front(
             ConnectionBounds(
                 max_connections=limits.max_connections,
@@ -116,8 +116,7 @@ class Gateway:
         """ASGI: the hot routes, the lifespan, and everything else."""
         kind = scope["type"]
         if kind == "http" and (route := routes.find(scope)) is not None and not self.access.is_inside(scope):
-            with self.drain.serving():
-                await self._handler(route, scope, receive, send)
+            await self._handler(route, scope, receive, send)
         elif kind == "lifespan":
             await self._lifespan(receive, send)
         else:

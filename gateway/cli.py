@@ -107,7 +107,7 @@ def serve_command(
         async def announce() -> None:
             print(text, flush=True)
 
-        is_good = serve(gateway, gateway.front, *socks, drain_s=resolved.timeouts.drain_s, on_listening=announce)
+        is_good = serve(gateway, gateway.front, *socks, on_listening=announce)
     raise typer.Exit(0 if is_good else 1)
 
 

@@ -204,6 +204,15 @@ class Timeouts(_Section):
     """How long a client may take nothing of an answer that waits for it."""
     drain_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
     """Grace for running requests after SIGTERM."""
+    unready_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """How long of it new requests are still taken while readiness is gone, for load balancers to notice."""
+
+    @model_validator(mode="after")
+    def _unready_is_part_of_drain(self) -> Self:
+        if self.unready_s > self.drain_s:
+            allowed = f"must be at most drain_s, which is {self.drain_s:g}"
+            raise Problems([Problem(("unready_s",), self.unready_s, allowed)])
+        return self
 
 
 class Limits(_Section):

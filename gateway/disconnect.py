@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from .eager import Pending, begin
-from .errors import BodyTooLarge, ClientLeft, ReceiveTimeout
+from .errors import BodyTooLarge, ClientLeft, GatewayError, ReceiveTimeout
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -30,14 +30,15 @@ class Client:
     `response_complete()` a disconnect means nothing any more (servers report one when an answer is finished).
     """
 
-    __slots__ = ("_cancelling", "_is_over", "_owner", "_receive", "_watched", "has_left")
+    __slots__ = ("_cancelling", "_is_over", "_owner", "_receive", "_stopped_by", "_watched", "has_left")
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._owner: asyncio.Task[Any] | None = None
+        self._owner = asyncio.current_task()
         self._watched: Pending[None] | None = None
         self._cancelling = 0
         self._is_over = False
+        self._stopped_by: GatewayError | None = None
         self.has_left = False
 
     async def read_body(self, *, content_length: int | None, max_bytes: int, timeout_s: float) -> bytes:
@@ -69,14 +70,26 @@ class Client:
             if not message.get("more_body", False):
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    def stop(self, error: GatewayError) -> None:
+        """Cancel the serving task, unless its answer is complete; `stopped_by` then has the error for the client."""
+        if not (self._is_over or self.has_left) and self._owner is not None:
+            self._stopped_by = error
+            self._owner.cancel()
+
+    def stopped_by(self) -> GatewayError | None:
+        """Asked when a cancellation arrives: what `stop` was called with, if that is where it came from. Once."""
+        error, self._stopped_by = self._stopped_by, None
+        if error is not None and self._owner is not None:
+            self._owner.uncancel()
+        return error
+
     def response_complete(self) -> None:
         """From here on the client may close: call it right before the last piece of the answer is sent."""
         self._is_over = True
 
     async def __aenter__(self) -> Self:
-        owner = asyncio.current_task()
+        owner = self._owner
         assert owner is not None, "a client is served by a task"
-        self._owner = owner
         self._cancelling = owner.cancelling()
         try:
             leaving = begin(self._leaving())

@@ -1,35 +1,68 @@
 """Stopping without dropping anything: readiness goes first, then new work is refused, then what runs may finish."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
+from typing import Protocol
+
+from .errors import GatewayError, ShuttingDown
+
+
+class Stoppable(Protocol):
+    """A request that is being served."""
+
+    def stop(self, error: GatewayError) -> None:
+        """End it, telling its client this, as far as that is still possible."""
+        ...
 
 
 class Drain:
-    """Counts the requests being served, and knows whether the gateway is about to stop. Belongs to the event loop."""
+    """Knows the requests being served, and whether the gateway is about to stop. Belongs to the event loop.
 
-    def __init__(self) -> None:
+    `grace_s`: how long what runs may go on after the beginning. `unready_s`: how long of it new work is still taken,
+    so that whoever looks at readiness can send it elsewhere. Both may be changed until it begins.
+    """
+
+    def __init__(self, *, grace_s: float = 30.0, unready_s: float = 0.0) -> None:
+        self.grace_s = grace_s
+        self.unready_s = unready_s
         self.is_draining = False
-        self.num_active = 0
-        """Requests being served, from their first byte to the end of their answer."""
+        """Whether it has begun: the gateway isn't ready, and ends connections with their answers."""
+        self.is_refusing = False
+        """Whether new work is refused."""
+        self._serving: set[Stoppable] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
+    @property
+    def num_active(self) -> int:
+        """Requests being served, from their head to the end of their answer."""
+        return len(self._serving)
+
     def begin(self) -> None:
-        """From now on the gateway is not ready and takes no new work. Can't be undone."""
+        """From now on the gateway is not ready. Can't be undone."""
         self.is_draining = True
 
-    @contextmanager
-    def serving(self) -> Iterator[None]:
+    def refuse(self) -> None:
+        """From now on the gateway takes no new work."""
+        self.is_draining = self.is_refusing = True
+
+    def cut(self) -> None:
+        """End what still runs."""
+        for request in tuple(self._serving):
+            request.stop(ShuttingDown())
+
+    def serving(self, request: Stoppable) -> "Serving":
         """The scope of one request."""
-        self.num_active += 1
+        return Serving(self, request)
+
+    def enter(self, request: Stoppable) -> None:
+        self._serving.add(request)
         self._idle.clear()
-        try:
-            yield
-        finally:
-            self.num_active -= 1
-            if not self.num_active:
-                self._idle.set()
+
+    def leave(self, request: Stoppable) -> None:
+        self._serving.discard(request)
+        if not self._serving:
+            self._idle.set()
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Waits until no request is being served; False when that takes longer than `timeout_s`."""
@@ -39,3 +72,21 @@ class Drain:
         except TimeoutError:
             return False
         return True
+
+
+class Serving:
+    """A context manager: inside, the request counts as being served."""
+
+    __slots__ = ("_drain", "_request")
+
+    def __init__(self, drain: Drain, request: Stoppable) -> None:
+        self._drain = drain
+        self._request = request
+
+    def __enter__(self) -> None:
+        self._drain.enter(self._request)
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._drain.leave(self._request)

@@ -271,6 +271,18 @@ class Overloaded(GatewayError):
             self.status, self.type = 503, "service_unavailable_error"
 
 
+class ShuttingDown(GatewayError):
+    """The request was being served when the time to shut down was over."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "draining"
+    closes = True
+
+    def __init__(self) -> None:
+        super().__init__("The gateway shut down before the answer was complete.", reason="draining", retry_after_s=1.0)
+
+
 class Evicted(Overloaded):
     """Left the queue undispatched."""
 
@@ -300,7 +312,7 @@ class UpstreamClosed(UpstreamError):
     code = "upstream_closed"
 
     def __init__(self) -> None:
-        super().__init__("The replica closed the connection before answering.", reason="upstream-closed")
+        super().__init__("The replica closed the connection before its answer was complete.", reason="upstream-closed")
 
 
 class UpstreamGarbled(UpstreamError):

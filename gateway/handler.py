@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -96,10 +97,11 @@ class Counter(Protocol):
 
 
 class Draining(Protocol):
-    """Whether the gateway is shutting down."""
+    """Whether the gateway is shutting down; it is told of every request that is being served."""
 
     @property
-    def is_draining(self) -> bool: ...
+    def is_refusing(self) -> bool: ...
+    def serving(self, request: Client) -> AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +156,10 @@ class Handler:
             route=route.name,
             policy=self._dispatcher.core.policy_name,
         )
+        client = Client(receive)
         try:
-            await self._serve(route, scope, Client(receive), send, record)
+            with self._draining.serving(client):
+                await self._serve(route, scope, client, send, record)
         except ClientLeft:
             record.outcome, record.status = "client-left", CLIENT_LEFT_STATUS
         except GatewayError as error:
@@ -164,7 +168,9 @@ class Handler:
             raise
         except asyncio.CancelledError:
             record.outcome = "failed"
-            raise
+            if (stopped := client.stopped_by()) is None:
+                raise
+            await self._refuse(route, stopped, record, send)
         except Exception as error:
             logger.exception("request %s failed inside the gateway", record.request_id)
             if record.status is not None:
@@ -188,7 +194,7 @@ class Handler:
     async def _serve(self, route: Route, scope: Message, client: Client, send: Send, record: Record) -> None:
         if scope["method"] != route.method:
             raise MethodNotAllowed(route.method)
-        if self._draining.is_draining:
+        if self._draining.is_refusing:
             raise Overloaded(Reason.DRAINING, closes=True)
         bounds = self._bounds
         raw_headers = openai.raw_headers(scope)
@@ -329,6 +335,7 @@ class Handler:
             record,
             self._clock,
             scanner=sending.route.scanner,
+            errors=sending.route.errors,
             wants_timing=sending.head.wants_timing,
         )
         try:
@@ -355,8 +362,9 @@ class Handler:
                 raise _ElsewhereError(f"{call.replica_id}: {error.reason}") from error
             place.end_call(Outcome.DROPPED)
             raise
-        except ResponseBroken:
-            self._pool.report_failure(call.replica_id)
+        except ResponseBroken as broken:
+            if isinstance(broken.__cause__, UpstreamError):
+                self._pool.report_failure(call.replica_id)
             raise
         finally:
             place.on_stop = None

@@ -8,19 +8,22 @@ While the client keeps up, each piece goes from the replica's socket to the clie
 serves the request sleeps. It wakes when a send has to wait, and until that is over nothing more is read.
 """
 
+import asyncio
 from collections.abc import Callable
+from typing import NoReturn
 
 import orjson
 
 from policies.types import Outcome, Sample
 
+from .api.error_shapes import ErrorShape
 from .api.openai import response_headers
 from .attribution import Layer, Record
 from .disconnect import Client, Send
 from .dispatcher import Place
 from .eager import Pending, begin
 from .engine_timing import EngineTiming, read_engine_timing
-from .errors import Headers, ResponseBroken, UpstreamError
+from .errors import GatewayError, Headers, ResponseBroken, UpstreamError
 from .sse import CommentInserter, StreamScanner, Usage
 from .upstream import Exchange
 
@@ -46,6 +49,7 @@ class Relay:
         clock: Callable[[], float],
         *,
         scanner: type[StreamScanner],
+        errors: ErrorShape,
         wants_timing: bool,
     ) -> None:
         self._exchange = exchange
@@ -55,6 +59,7 @@ class Relay:
         self._record = record
         self._clock = clock
         self._api = scanner
+        self._errors = errors
         self._wants_timing = wants_timing
         self._dispatched_s = clock()
         self._first_s: float | None = None
@@ -89,12 +94,25 @@ class Relay:
         try:
             await self._pass_body(status)
         except UpstreamError as error:
-            self._record.outcome = "failed"
-            self._record.reason = error.reason
             self._place.end_call(Outcome.DROPPED, self._sample())
-            raise ResponseBroken(error.message) from error
+            await self._break_off(error)
+        except asyncio.CancelledError:
+            if (stopped := self._client.stopped_by()) is None:
+                raise
+            await self._break_off(stopped)
         finally:
             self._count_output()
+
+    async def _break_off(self, error: GatewayError) -> NoReturn:
+        """The answer can't be finished. A stream says so itself, where that wouldn't be taken for a part of it."""
+        self._record.outcome, self._record.reason = "failed", error.reason
+        scanner = self._scanner
+        is_told = scanner is not None and scanner.is_between_events and not scanner.has_ended and self._unsent is None
+        if is_told:
+            held = b"" if self._inserter is None else self._inserter.flush()
+            event = self._errors.event(error)
+            await self._send({"type": "http.response.body", "body": held + event, "more_body": True})
+        raise ResponseBroken(error.message, is_told=is_told) from error
 
     def _read_head(self, status: int, headers: Headers) -> None:
         record, now_s = self._record, self._clock()

@@ -65,14 +65,13 @@ def serve(
     app: Callable[..., Any],
     front: Front,
     *socks: socket.socket,
-    drain_s: float,
     on_listening: Callable[[], Coroutine[Any, Any, None]],
 ) -> bool:
     """Serves until a signal has been handled; `on_listening` runs beside it once connections are taken.
 
     True when it ended well; False when it couldn't start.
     """
-    server = _Server(uvicorn_config(app, front), front.drain, drain_s, on_listening)
+    server = _Server(uvicorn_config(app, front), front.drain, on_listening)
     try:
         server.run(sockets=list(socks))
     except SystemExit:  # how uvicorn says that the application's start failed, after logging why
@@ -101,15 +100,10 @@ def uvicorn_config(app: Callable[..., Any], front: Front) -> uvicorn.Config:
 
 class _Server(uvicorn.Server):
     def __init__(
-        self,
-        config: uvicorn.Config,
-        drain: Drain,
-        drain_s: float,
-        on_listening: Callable[[], Coroutine[Any, Any, None]],
+        self, config: uvicorn.Config, drain: Drain, on_listening: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
         super().__init__(config)
         self._drain = drain
-        self._drain_s = drain_s
         self._on_listening = on_listening
         self._loop: asyncio.AbstractEventLoop | None = None
         self._telling: asyncio.Task[None] | None = None
@@ -131,14 +125,21 @@ class _Server(uvicorn.Server):
     def _stop(self) -> None:
         if self._drain.is_draining:
             logger.warning("asked again: stopping at once")
+            self._drain.cut()
             self.should_exit = self.force_exit = True
             return
         self._drain.begin()
         self._stopping = asyncio.create_task(self._end_when_idle(), name="drain")
 
     async def _end_when_idle(self) -> None:
-        if self._drain.num_active:
-            logger.info("draining: %d requests may go on for %g s", self._drain.num_active, self._drain_s)
-        if not await self._drain.wait_idle(self._drain_s):
-            logger.warning("drain deadline: %d requests are cut off", self._drain.num_active)
+        drain = self._drain
+        await asyncio.sleep(drain.unready_s)
+        drain.refuse()
+        if drain.num_active:
+            left_s = drain.grace_s - drain.unready_s
+            logger.info("draining: %d requests may go on for %g s", drain.num_active, left_s)
+            if not await drain.wait_idle(left_s):
+                logger.warning("drain deadline: %d requests are cut off", drain.num_active)
+                drain.cut()
+                await drain.wait_idle(CUT_GRACE_S)
         self.should_exit = True

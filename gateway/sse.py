@@ -149,6 +149,11 @@ class StreamScanner:
         elif piece:
             self._feed_lines(piece)
 
+    @property
+    def is_between_events(self) -> bool:
+        """Whether the bytes so far end where an event does, or before the first one."""
+        return not self._event_bytes
+
     def _feed_lines(self, piece: bytes) -> None:
         if self._skips_lf:
             self._skips_lf = False

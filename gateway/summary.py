@@ -21,7 +21,7 @@ def summary(config: GatewayConfig) -> str:
     lines += [
         f"timeouts  connect {timeouts.connect_s:g} s, first byte {timeouts.first_byte_s:g} s, "
         f"idle {timeouts.idle_s:g} s, queue {timeouts.queue_s:g} s, receive {timeouts.receive_s:g} s, "
-        f"drain {timeouts.drain_s:g} s",
+        f"drain {timeouts.drain_s:g} s, of which {timeouts.unready_s:g} s still take new requests",
         f"clients   at most {limits.max_connections} connections; head within {timeouts.head_s:g} s, "
         f"{limits.max_head_bytes} bytes, {limits.max_headers} headers; nothing taken for {timeouts.send_s:g} s",
         f"limits    body {limits.max_body_bytes} bytes, JSON depth {limits.max_json_depth}, "

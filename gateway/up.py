@@ -108,7 +108,7 @@ def run_up(options: UpOptions) -> int:
                 await gateway.pool.wait_available()
                 print(text, flush=True)  # noqa: T201 - the command's output
 
-            is_good = serve(gateway, gateway.front, sock, drain_s=config.timeouts.drain_s, on_listening=announce)
+            is_good = serve(gateway, gateway.front, sock, on_listening=announce)
             if engine.has_died:
                 raise EngineError(engine.how_it_ended())
             return 0 if is_good else 1

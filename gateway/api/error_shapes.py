@@ -10,13 +10,21 @@ from ..errors import GatewayError
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """`body` writes an error as JSON; `statuses` has the statuses that this API names otherwise."""
+    """`body` writes an error as JSON; `statuses` has the statuses that this API names otherwise.
+
+    `event_start` begins an error event in the middle of a stream, up to that JSON.
+    """
 
     body: Callable[[GatewayError], bytes]
+    event_start: bytes = b"data: "
     statuses: Mapping[int, int] = field(default_factory=dict)
 
     def status(self, error: GatewayError) -> int:
         return self.statuses.get(error.status, error.status)
+
+    def event(self, error: GatewayError) -> bytes:
+        """The error as an event of a stream that can't go on."""
+        return b"%b%b\n\n" % (self.event_start, self.body(error))
 
 
 _ANTHROPIC_TYPES = {
@@ -46,5 +54,5 @@ def _tgi(error: GatewayError) -> bytes:
 
 
 OPENAI = ErrorShape(GatewayError.body)
-ANTHROPIC = ErrorShape(_anthropic)
-TGI = ErrorShape(_tgi, {400: 422})
+ANTHROPIC = ErrorShape(_anthropic, b"event: error\ndata: ")
+TGI = ErrorShape(_tgi, b"data:", {400: 422})

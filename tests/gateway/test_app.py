@@ -66,7 +66,7 @@ async def test_while_draining_new_work_is_refused_and_running_streams_finish() -
         async def behave(call: Call) -> None:
             await call.head(headers=[("content-type", "text/event-stream")])
             await call.chunk(delta("a"))
-            gateway.drain.begin()
+            gateway.drain.refuse()
             assert gateway.drain.num_active == 1
             refused.append(await ask(port, CHAT, BODY))
             await call.chunk(DONE)

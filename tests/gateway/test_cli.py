@@ -285,6 +285,26 @@ async def test_sigterm_drains(tmp_path: Path, is_patient: bool) -> None:
                 finish.set()
 
 
+async def test_readiness_goes_before_new_work_is_refused(tmp_path: Path) -> None:
+    """For as long as configured, so that load balancers can notice; liveness stays, and it ends by itself."""
+    async with tiny_replica(
+        health=(200, ""), v1_models=models_page("m"), v1_completions=(200, {"choices": []})
+    ) as fake:
+        file = tmp_path / "gateway.yaml"
+        timeouts = "timeouts: {drain_s: 30, unready_s: 1.5}"
+        file.write_text(f"replicas: [{{url: '{fake.url}'}}]\nlisten: {{port: 0}}\n{timeouts}\n")
+        with tailgate("serve", "--config", str(file)) as process:
+            url = await process.url()
+            async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=DEADLINE_S) as client:
+                await ready(client)
+                process.popen.send_signal(signal.SIGTERM)
+                await ready(client, 503)
+                assert (await client.get("/healthz")).status_code == 200
+                answer = await client.post("/v1/completions", json={"model": "m", "prompt": "x"})
+                assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+                assert await process.ended() == 0
+
+
 async def test_a_second_signal_ends_at_once() -> None:
     """However long the drain might take."""
     answering = asyncio.Event()

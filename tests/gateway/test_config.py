@@ -203,6 +203,12 @@ def test_the_default_model_must_exist_where_that_can_be_known() -> None:
     assert parse(default_model="probed-later").default_model == "probed-later"
 
 
+def test_the_time_without_readiness_is_part_of_the_drain() -> None:
+    """It can't be longer than the whole."""
+    (problem,) = problems_of({"replicas": [REPLICA], "timeouts": {"drain_s": 5.0, "unready_s": 6.0}})
+    assert problem == "timeouts.unready_s: 6.0 isn't allowed; must be at most drain_s, which is 5"
+
+
 def test_a_policy_that_does_not_exist_names_the_ones_that_do() -> None:
     """The policies are built while checking, so their own errors come out with their key."""
     (problem,) = problems_of({"replicas": [REPLICA], "policy": {"routing": "magic"}})

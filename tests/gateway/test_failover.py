@@ -172,7 +172,7 @@ async def test_a_first_byte_timeout_is_tried_elsewhere_and_a_byte_ends_all_retri
         request = HandDriven(gateway, CHAT).start(STREAM_BODY)
         with pytest.raises(Exception, match="sent nothing"):
             await request.ended()
-        assert (request.body, request.is_complete) == (delta("a"), False)
+        assert (request.body[: len(delta("a"))], request.is_complete) == (delta("a"), False)
         assert len(silent.received) + len(other.received) == 3
         assert_nothing_held(gateway)
 

@@ -208,7 +208,7 @@ async def test_errors_of_ours_have_the_shape_of_the_api(route: Route) -> None:
                 await client.read_all()
             assert client.status == 502
             _check_shape(route, client.body, ("upstream_error", "api_error", "generation"))
-        gateway.drain.begin()
+        gateway.drain.refuse()
         async with RawClient(port, request_of(route, body_of(route))) as client:
             await client.read_all()
         assert (client.status, bool(client.header(b"retry-after"))) == (503, True)
