@@ -17,6 +17,7 @@ from typing import IO
 import orjson
 
 from .attribution import Record
+from .config_errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -42,13 +43,17 @@ class AccessLog:
         """Lines that were lost because writing couldn't keep up or failed."""
 
     def start(self) -> None:
-        """Opens the target. Raises OSError."""
+        """Opens the target. Raises ConfigError."""
         if self._target is None:
             return
         if self._target == "stderr":
             file: IO[str] = sys.stderr
         else:
-            file = Path(self._target).open("a", encoding="utf-8")  # noqa: SIM115 - the thread closes it
+            try:
+                file = Path(self._target).open("a", encoding="utf-8")  # noqa: SIM115 - the thread closes it
+            except OSError as error:
+                problem = f"log.access: {self._target!r} can't be written: {error.strerror}"
+                raise ConfigError("the configuration", [problem]) from error
         self._thread = threading.Thread(target=self._write_all, args=(file,), name="access-log", daemon=True)
         self._thread.start()
 

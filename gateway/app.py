@@ -20,6 +20,7 @@ from .admin_access import AdminAccess
 from .api import routes
 from .attribution import Record
 from .config import GatewayConfig
+from .config_errors import ConfigError
 from .disconnect import Message, Receive, Send
 from .dispatcher import Dispatcher
 from .drain import Drain
@@ -27,6 +28,7 @@ from .front import ConnectionBounds, Front
 from .handler import Bounds, Handler
 from .key_ring import KeyRing
 from .metrics import Metrics
+from .model_tokenizer import TokenizerLoadError
 from .replicas import ReplicaPool
 from .retry_budget import RetryBudget
 from .state.memory import MemoryCapacity
@@ -127,7 +129,9 @@ class Gateway:
         try:
             await self.start()
         except Exception as error:
-            logger.exception("the gateway could not start")
+            # What is wrong with what it was given says where by itself.
+            is_expected = isinstance(error, ConfigError | TokenizerLoadError)
+            logger.error("the gateway could not start: %s", error, exc_info=None if is_expected else error)
             await self.aclose()
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return

@@ -3,6 +3,7 @@
 import logging
 import sys
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -44,22 +45,41 @@ app = typer.Typer(
 
 app.add_typer(keys_app, name="keys")
 
-Host = Annotated[str | None, typer.Option(help="Address to listen on; 0.0.0.0 for every interface.")]
-Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")]
+HOST = typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0 for every interface.")
+PORT = typer.Option(metavar="PORT", min=0, max=65535, help="0 picks a free one.")
+ACCESS_LOG = typer.Option(
+    metavar="FILE", help='Where the access log goes, a JSON line per request: a file or "stderr".'
+)
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"tailgate {version('tailgate')}")
+        raise typer.Exit
+
+
+@app.callback()
+def commands(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command("serve")
 def serve_command(
-    config: Annotated[Path | None, typer.Option(help="YAML file; see: tailgate check --help")] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file; see: tailgate check --help")] = None,
     replica: Annotated[
         list[str] | None,
-        typer.Option(help="URL of a server to put the gateway in front of, without a file. May be repeated."),
+        typer.Option(metavar="URL", help="A server to put the gateway in front of, without a file. May be repeated."),
     ] = None,
     keys: Annotated[
-        Path | None, typer.Option(help="File of API keys that clients need; see: tailgate keys --help")
+        Path | None, typer.Option(metavar="FILE", help="API keys that clients need; see: tailgate keys --help")
     ] = None,
-    host: Host = None,
-    port: Port = None,
+    host: Annotated[str | None, HOST] = None,
+    port: Annotated[int | None, PORT] = None,
+    access_log: Annotated[str | None, ACCESS_LOG] = None,
 ) -> None:
     """Serve, in front of servers that run already.
 
@@ -85,9 +105,11 @@ def serve_command(
             resolved = resolved.model_copy(update={"keys": keys})
     except ConfigError as error:
         _fail(str(error))
-    listen = resolved.listen
+    listen, log = resolved.listen, resolved.log
     given = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
-    resolved = resolved.model_copy(update={"listen": listen.model_copy(update=given)})
+    if access_log is not None:
+        log = log.model_copy(update={"access": access_log})
+    resolved = resolved.model_copy(update={"listen": listen.model_copy(update=given), "log": log})
     _log_to_stderr(resolved.log.level)
     gateway = build_app(resolved)
     with ExitStack() as closing:
@@ -113,7 +135,7 @@ def serve_command(
 
 @app.command()
 def check(
-    file: Annotated[Path, typer.Argument(help="The YAML file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML.")],
 ) -> None:
     """Check a configuration: shows what it resolves to, or every error in it (exit code 1).
 
@@ -134,6 +156,8 @@ def check(
         admin: {listen: {host: 127.0.0.1, port: 9090}}
         policy: {ordering: aged-sjf, lanes: drr}
         timeouts: {queue_s: 120, drain_s: 60}
+    \b
+    Every key there is, with its default and what it means: deploy/gateway.yaml
     """
     try:
         config = load_config(file)
@@ -145,15 +169,18 @@ def check(
 @app.command(context_settings={"allow_extra_args": True})
 def up(
     context: typer.Context,
-    host: Annotated[str, typer.Option(help="Address of the gateway. The engine stays on loopback.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 picks a free one.")] = 8080,
-    engine_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the engine; 0 picks a free one.")] = 0,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where the gateway listens. The engine stays on loopback.")
+    ] = "127.0.0.1",
+    port: Annotated[int, PORT] = 8080,
+    engine_port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="The engine's; 0 picks a free one.")
+    ] = 0,
     model: Annotated[
-        str, typer.Option(help='"embedded" (SmolLM2-135M-Instruct), a .gguf file or a Hugging Face folder.')
+        str,
+        typer.Option(metavar="PATH", help='"embedded" (SmolLM2-135M-Instruct), a .gguf file or a Hugging Face folder.'),
     ] = "embedded",
-    access_log: Annotated[
-        str | None, typer.Option(help="Where the access log goes: a file, or stderr. None by default.")
-    ] = None,
+    access_log: Annotated[str | None, ACCESS_LOG] = None,
 ) -> None:
     """Start the bundled engine and a gateway in front of it: everything on this machine, no GPU needed.
 

@@ -5,96 +5,36 @@ clamped or coerced: an unknown key, a key given twice, "8080" where a number bel
 errors are listed at once. Relative paths are relative to the file's folder.
 """
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SecretStr,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from policies.config import PolicyConfigError, PolicySpec, build_policy
 
 from .config_errors import ConfigError, Problem, Problems, describe
+from .config_values import (
+    Count,
+    Features,
+    HeaderValue,
+    HeaderVariable,
+    KeyFilePath,
+    Name,
+    Names,
+    Seconds,
+    TokenizerPath,
+    Url,
+    log_target,
+)
 from .config_yaml import read_yaml
-from .key_file import load_key_file
-from .replica_kinds import ALL_FEATURES
 
 ReplicaKind = Literal["auto", "tailgate-backend", "vllm", "tgi", "sglang", "llama.cpp", "openai"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-URL_FORM = "http://HOST[:PORT] or https://HOST[:PORT], without path, query or user"
 DEFAULT_POLICY = PolicySpec()
-DEFAULT_PORTS = {"http": 80, "https": 443}
-
-
-def _normal_url(text: str) -> str:
-    """The URL in one spelling (lower-case scheme and host, port written out only where needed)."""
-    try:
-        parts = urlsplit(text)
-        port = parts.port
-    except ValueError as error:
-        raise ValueError(f"must be {URL_FORM} ({error})") from error
-    extras = parts.path not in ("", "/") or parts.query or parts.fragment or "@" in parts.netloc
-    host = parts.hostname
-    unprintable = any(character <= " " or character == "\x7f" for character in text)
-    if parts.scheme not in DEFAULT_PORTS or not host or extras or port == 0 or unprintable:
-        raise ValueError(f"must be {URL_FORM}")
-    shown_host = f"[{host}]" if ":" in host else host
-    shown_port = "" if port in (None, DEFAULT_PORTS[parts.scheme]) else f":{port}"
-    return f"{parts.scheme}://{shown_host}{shown_port}"
-
-
-def _against_base_dir(value: object, info: ValidationInfo) -> object:
-    base_dir = (info.context or {}).get("base_dir")
-    return Path(base_dir) / value if isinstance(value, str) and base_dir is not None else value
-
-
-def _has_tokenizer(path: Path) -> Path:
-    if not (path / "tokenizer.json").is_file():
-        raise ValueError("must be a folder with tokenizer.json in it")
-    return path
-
-
-def _has_good_keys(path: Path) -> Path:
-    try:
-        load_key_file(path)
-    except ConfigError as error:
-        raise ValueError("; ".join(error.problems)) from None
-    return path
-
-
-def _known_features(names: tuple[str, ...]) -> tuple[str, ...]:
-    if unknown := set(names) - ALL_FEATURES:
-        raise ValueError(f"knows no {', '.join(sorted(unknown))}; allowed: {', '.join(sorted(ALL_FEATURES))}")
-    return names
-
-
-def _header_value(secret: SecretStr) -> SecretStr:
-    text = secret.get_secret_value()
-    if not text or text != text.strip() or not text.isascii() or not text.isprintable():
-        raise ValueError('must be a whole header value in printable ASCII, such as "Bearer KEY"')
-    return secret
-
-
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
-Name = Annotated[str, Field(min_length=1, max_length=256)]
-Names = Annotated[tuple[Name, ...], Field(strict=False)]
-Url = Annotated[str, AfterValidator(_normal_url)]
-TokenizerPath = Annotated[Path, Field(strict=False), BeforeValidator(_against_base_dir), AfterValidator(_has_tokenizer)]
-KeyFilePath = Annotated[Path, Field(strict=False), BeforeValidator(_against_base_dir), AfterValidator(_has_good_keys)]
 
 
 class _Section(BaseModel):
@@ -135,18 +75,36 @@ class ReplicaConfig(_Section):
     kind: ReplicaKind = "auto"
     models: Names | None = None
     """Names it serves; probed at /v1/models where not given."""
-    also_serves: Annotated[Names, AfterValidator(_known_features)] = ()
+    also_serves: Features = ()
     """Routes it serves besides those of its kind, such as "messages" of a plain OpenAI server."""
     max_in_flight_tokens: Count | None = None
-    """Cap of prompt + predicted output tokens of its running requests; None leaves it to the admission policy."""
+    """Cap of prompt + predicted output tokens of its running requests; None: the KV cache's capacity where the replica
+    tells it, else the admission policy's figure."""
     max_in_flight_requests: Count | None = None
     """Cap of its running requests, such as the engine's largest batch; None: tokens alone decide."""
     max_prefill_tokens: Count | None = None
-    """No further request starts while this many prompt tokens wait for their first token; None: no such bound."""
-    authorization: Annotated[SecretStr, AfterValidator(_header_value)] | None = None
+    """No further request starts while this many prompt tokens wait for their first token; None: the admission policy's
+    figure. Good: two to four times what the engine computes in a step."""
+    authorization: HeaderValue | None = None
     """Authorization header sent to this replica instead of the client's; None passes the client's through."""
+    authorization_env: HeaderVariable | None = None
+    """Environment variable that holds that header, in place of `authorization`; read at the start."""
     priority_scheduling: bool = False
     """Whether it runs with --scheduling-policy priority (vLLM), so that a request's priority is worth sending."""
+
+    @model_validator(mode="after")
+    def _has_one_authorization(self) -> Self:
+        if self.authorization is not None and self.authorization_env is not None:
+            allowed = "stands beside `authorization`: give one of them"
+            raise Problems([Problem(("authorization_env",), self.authorization_env, allowed)])
+        return self
+
+    @property
+    def authorization_header(self) -> str | None:
+        """The header's value, wherever it is from: a secret."""
+        if self.authorization_env is not None:
+            return os.environ.get(self.authorization_env)
+        return None if self.authorization is None else self.authorization.get_secret_value()
 
 
 class ModelConfig(_Section):
@@ -247,7 +205,7 @@ class LogConfig(_Section):
     @field_validator("access")
     @classmethod
     def _resolve(cls, value: str | None, info: ValidationInfo) -> str | None:
-        return value if value in (None, "stderr") else str(_against_base_dir(value, info))
+        return log_target(value, info)
 
 
 class GatewayConfig(_Section):
@@ -260,7 +218,8 @@ class GatewayConfig(_Section):
     replicas: Annotated[tuple[ReplicaConfig, ...], Field(strict=False)]
     models: Annotated[tuple[ModelConfig, ...], Field(strict=False)] = ()
     default_model: Name | None = None
-    """Model (or alias) of a request that names none; None makes that an error of the request."""
+    """Model (or alias) of a request that names none; None: the only model that is served, and an error where there are
+    several."""
     policy: PolicyConfig = PolicyConfig()
     timeouts: Timeouts = Timeouts()
     limits: Limits = Limits()
@@ -313,6 +272,20 @@ class GatewayConfig(_Section):
         if self.admin.key_required is not None:
             return self.admin.key_required
         return self.keys is not None and self.admin.listen is None
+
+    @model_validator(mode="after")
+    def _models_are_served(self) -> Self:
+        listed = {name for replica in self.replicas for name in replica.models or ()}
+        if any(replica.models is None for replica in self.replicas):
+            return self  # they are asked what they serve
+        problems = [
+            Problem(("models", index, "name"), model.name, f"no replica lists it; listed: {', '.join(sorted(listed))}")
+            for index, model in enumerate(self.models)
+            if model.name not in listed
+        ]
+        if problems:
+            raise Problems(problems)
+        return self
 
     @model_validator(mode="after")
     def _known_default_model(self) -> Self:

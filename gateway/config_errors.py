@@ -12,8 +12,19 @@ from pydantic_core import ErrorDetails
 KeyPath = tuple[int | str, ...]
 
 MAX_SHOWN = 80
-SECRET_KEYS = {"authorization", "hash", "salt"}
+# The last may have been given the secret itself by mistake.
+SECRET_KEYS = {"authorization", "hash", "salt", "authorization_env"}
 USER_PART = re.compile(r"//[^/@]*@")
+
+
+_KINDS = {
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "string_type": "text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+}
 
 
 class ConfigError(Exception):
@@ -81,9 +92,19 @@ def _describe_one(details: ErrorDetails, root: type[BaseModel]) -> str:
         return unknown_key(path, _keys_at(root, path[:-1]))
     if details["type"] == "missing":
         return f"{show_path(path)}: is missing"
-    allowed = details["msg"].removeprefix("Value error, ")
-    allowed = allowed.replace("Input should be", "must be").replace("String should", "must")
-    return _line(path, details["input"], allowed[0].lower() + allowed[1:])
+    return _line(path, details["input"], _allowed(details, root))
+
+
+def _allowed(details: ErrorDetails, root: type[BaseModel]) -> str:
+    """What would be right, in words for people who write files and not Python."""
+    kind = details["type"]
+    if kind in _KINDS:
+        return f"must be {_KINDS[kind]}"
+    if kind in ("model_type", "model_attributes_type"):
+        return "must be a mapping with some of: " + ", ".join(_keys_at(root, details["loc"]))
+    words = details["msg"].removeprefix("Value error, ")
+    words = words.replace("Input should be", "must be").replace("String should", "must")
+    return words[0].lower() + words[1:]
 
 
 def unknown_key(path: KeyPath, allowed: Sequence[str]) -> str:

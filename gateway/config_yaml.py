@@ -14,8 +14,10 @@ def read_yaml(path: Path) -> object:
     """The file's content, {} for an empty one. Raises `ConfigError`: unreadable, not YAML, or with repeated keys."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), [f"can't be read: {error}"]) from error
+    except OSError as error:
+        raise ConfigError(str(path), [f"can't be read: {error.strerror}"]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(path), ["can't be read: it isn't text in UTF-8"]) from error
     try:
         loader = yaml.SafeLoader(text)
         try:
@@ -33,6 +35,8 @@ def read_yaml(path: Path) -> object:
         mark = error.problem_mark
         where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
         raise ConfigError(str(path), [f"isn't YAML: {error.problem}{where}"]) from None
+    except yaml.reader.ReaderError as error:
+        raise ConfigError(str(path), [f"isn't YAML: {error.reason} (character {error.position + 1})"]) from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-99-99
         raise ConfigError(str(path), [f"isn't YAML: {error}"]) from None
 

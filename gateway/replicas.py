@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from .api.openai_fields import TGI, TOKENIZE
-from .config import DEFAULT_PORTS, GatewayConfig, ReplicaConfig
+from .config import GatewayConfig, ReplicaConfig
+from .config_values import DEFAULT_PORTS
 from .replica_health import Ejection, EjectionRule, Rotation
 from .replica_kinds import TGI_MODEL, features_of
 from .replica_metrics import ReplicaLoad, parse_load
@@ -42,7 +43,7 @@ class Replica:
         self.is_tls = parts.scheme == "https"
         self.host = parts.hostname or ""
         self.port = parts.port or DEFAULT_PORTS[parts.scheme]
-        self.authorization = config.authorization.get_secret_value() if config.authorization is not None else None
+        self.authorization = config.authorization_header
         self.priority_scheduling = config.priority_scheduling
         self.kind: str = config.kind
         """As configured; "auto" until it was found out."""

@@ -1,6 +1,8 @@
 """A configuration in words, as `tailgate check` shows it."""
 
-from .config import GatewayConfig, ModelConfig, ReplicaConfig
+from policies.config import effective_options
+
+from .config import GatewayConfig, ModelConfig, PolicyConfig, ReplicaConfig
 
 
 def summary(config: GatewayConfig) -> str:
@@ -11,13 +13,9 @@ def summary(config: GatewayConfig) -> str:
     lines += [f"admin     {_admin(config)}"]
     lines += [f"replica   {_replica(replica)}" for replica in config.replicas]
     lines += [f"model     {_model(model)}" for model in config.models]
-    lines += [f"default   {config.default_model or 'none: requests must name a model'}"]
+    lines += [f"default   {config.default_model or 'none: the only model that is served, else requests must name one'}"]
     lines += [f"policy    {config.policy.spec().name}"]
-    lines += [
-        f"option    {part}.{key} = {value}"
-        for part, given in config.policy.options.items()
-        for key, value in given.items()
-    ]
+    lines += [f"option    {option}" for option in _options(config.policy)]
     lines += [
         f"timeouts  connect {timeouts.connect_s:g} s, first byte {timeouts.first_byte_s:g} s, "
         f"idle {timeouts.idle_s:g} s, queue {timeouts.queue_s:g} s, receive {timeouts.receive_s:g} s, "
@@ -31,6 +29,16 @@ def summary(config: GatewayConfig) -> str:
         f"log       {config.log.level}; access log: {config.log.access or 'none'}",
     ]
     return "\n".join(lines)
+
+
+def _options(policy: PolicyConfig) -> list[str]:
+    """What is in effect, those that were given marked."""
+    lines = []
+    for part, options in effective_options(policy.spec()).items():
+        for key, value in options.items():
+            mark = " (given)" if key in policy.options.get(part, {}) else ""
+            lines.append(f"{part}.{key} = {'null' if value is None else value}{mark}")
+    return lines
 
 
 def _admin(config: GatewayConfig) -> str:
@@ -50,7 +58,9 @@ def _replica(replica: ReplicaConfig) -> str:
         parts += [f"at most {replica.max_in_flight_requests} requests in flight"]
     if replica.max_prefill_tokens is not None:
         parts += [f"at most {replica.max_prefill_tokens} prefill tokens"]
-    if replica.authorization is not None:
+    if replica.authorization_env is not None:
+        parts += [f"own authorization, from {replica.authorization_env}"]
+    elif replica.authorization is not None:
         parts += ["own authorization"]
     if replica.priority_scheduling:
         parts += ["priority scheduling"]

@@ -90,7 +90,11 @@ class Progress:
 
 
 def run_up(options: UpOptions) -> int:
-    """Runs until a signal, or until the engine dies. The exit code. Raises ListenError, EngineError."""
+    """Runs until a signal, or until the engine dies. The exit code. Raises ListenError, EngineError, ConfigError."""
+    # Before an engine is loaded for nothing.
+    parse_config(
+        {"replicas": [{"url": "http://127.0.0.1"}], "log": {"access": options.access_log}}, source="tailgate up"
+    )
     sock = bind(options.host, options.port)
     progress = Progress()
     with sock, _ends_by_exception(), tempfile.TemporaryDirectory(prefix="tailgate-") as folder:

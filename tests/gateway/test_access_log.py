@@ -10,6 +10,7 @@ import pytest
 from gateway import access_log
 from gateway.access_log import AccessLog
 from gateway.attribution import Layer, Record
+from gateway.config_errors import ConfigError
 
 
 def record(number: int) -> Record:
@@ -101,6 +102,6 @@ def test_a_target_that_fails_is_counted(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_file_that_cannot_be_opened_stops_the_start(tmp_path: Path) -> None:
-    """With the system's reason."""
-    with pytest.raises(FileNotFoundError):
+    """Named as the configuration names it, with the system's reason."""
+    with pytest.raises(ConfigError, match=r"log\.access: .* can't be written: No such file or directory"):
         AccessLog(str(tmp_path / "no" / "such" / "file")).start()

@@ -32,7 +32,7 @@ class World:
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
     data = {
-        "replicas": [{"url": "http://127.0.0.1:9", "models": ["org/m"]}],
+        "replicas": [{"url": "http://127.0.0.1:9", "models": ["org/m"]}, {"url": "http://127.0.0.1:10"}],
         "models": [{"name": "org/m", "aliases": ["gpt"]}, {"name": "unserved", "aliases": ["ghost"]}],
     }
     async with httpx.AsyncClient() as http:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -137,12 +138,18 @@ def test_check_shows_what_a_file_resolves_to(tmp_path: Path) -> None:
         "replicas:\n  - {url: 'http://a:1', authorization: Bearer hunter2, max_in_flight_tokens: 5, models: [m],"
         " max_prefill_tokens: 4, priority_scheduling: true}\n"
         "models: [{name: m, aliases: [x]}]\n"
-        "policy: {options: {aged-sjf: {ageing: 0.2}}}\n"
+        "policy: {options: {aged-sjf: {ageing: 0.2}, wait: {max_wait_s: 60.0}}}\n"
     )
     result = CliRunner().invoke(app, ["check", str(file)])
     assert result.exit_code == 0
-    for part in ("is good", "r1  http://a:1", "at most 5 tokens in flight", "also x", "aged-sjf.ageing = 0.2"):
+    for part in ("is good", "r1  http://a:1", "at most 5 tokens in flight", "also x", "aged-sjf.ageing = 0.2 (given)"):
         assert part in result.output
+    for option in (
+        "wait.max_wait_s = 60.0 (given)",
+        "fixed.prefill_tokens = 8192",
+        "lane-cuts.overlong_prompt_tokens = null",
+    ):
+        assert f"option    {option}\n" in result.output, "what is in effect, defaults too"
     assert "hunter2" not in result.output
 
 
@@ -154,6 +161,12 @@ def test_check_lists_every_error(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "2 errors" in result.output
     assert "did you mean port?" in result.output
+
+
+def test_it_knows_its_version() -> None:
+    """The package's."""
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"tailgate {version('tailgate')}\n")
 
 
 @pytest.mark.parametrize("arguments", [[], ["--config", "x.yaml", "--replica", "http://a:1"]])
@@ -338,7 +351,36 @@ async def test_a_gateway_that_cannot_start_exits_with_1(tmp_path: Path) -> None:
     file.write_text("replicas: [{url: 'http://a:1'}]\nlisten: {port: 0}\nmodels: [{name: m, tokenizer: .}]\n")
     with tailgate("serve", "--config", str(file)) as process:
         assert await process.ended() == 1
-        assert "tokenizer.json" in process.errors()
+        errors = process.errors()
+        assert "tokenizer.json" in errors
+        assert "Traceback" not in errors
+
+
+async def test_an_access_log_that_cannot_be_opened_keeps_the_gateway_from_starting(tmp_path: Path) -> None:
+    """Told as an error of the configuration, without a traceback; before an engine is loaded."""
+    nowhere = str(tmp_path / "none" / "access.jsonl")
+    with tailgate("serve", "--replica", "http://127.0.0.1:9", "--port", "0", "--access-log", nowhere) as process:
+        assert await process.ended() == 1
+        errors = process.errors()
+        assert f"log.access: {nowhere!r} can't be written: No such file or directory" in errors
+        assert "Traceback" not in errors
+    result = CliRunner().invoke(app, ["up", "--port", "0", "--access-log", nowhere])
+    assert (result.exit_code, "log.access" in result.output, "engine" in result.output) == (1, True, False)
+
+
+async def test_serve_writes_an_access_log_where_it_is_told(tmp_path: Path) -> None:
+    """Whatever the file of the configuration says."""
+    async with tiny_replica(health=(200, ""), v1_models=models_page("m")) as fake:
+        file, log = tmp_path / "gateway.yaml", tmp_path / "access.jsonl"
+        file.write_text(f"replicas: [{{url: '{fake.url}'}}]\nlisten: {{port: 0}}\nlog: {{access: null}}\n")
+        with tailgate("serve", "--config", str(file), "--access-log", str(log)) as process:
+            url = await process.url()
+            async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+                await ready(client)
+                await client.post("/v1/completions", json={"model": "m", "prompt": "x"})
+            process.popen.send_signal(signal.SIGTERM)
+            assert await process.ended() == 0
+        assert '"route":"completions"' in log.read_text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

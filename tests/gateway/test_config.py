@@ -123,6 +123,53 @@ def test_secrets_stay_out_of_errors_and_reprs() -> None:
     assert config.replicas[0].authorization.get_secret_value() == "Bearer hunter2"
 
 
+def test_an_authorization_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the variable's name: what it holds is checked and shown nowhere; one that isn't set is an error."""
+    monkeypatch.setenv("REPLICA_KEY", "Bearer hunter2")
+    config = parse(replicas=[{**REPLICA, "authorization_env": "REPLICA_KEY"}])
+    assert config.replicas[0].authorization_header == "Bearer hunter2"
+    assert "hunter2" not in repr(config)
+    for text, said in (("hunter2\r\nX: y", "header value"), ("", "header value"), (None, "none of this name is set")):
+        if text is None:
+            monkeypatch.delenv("REPLICA_KEY")
+        else:
+            monkeypatch.setenv("REPLICA_KEY", text)
+        (problem,) = problems_of({"replicas": [{**REPLICA, "authorization_env": "REPLICA_KEY"}]})
+        assert problem.startswith("replicas[0].authorization_env: the value isn't allowed; must name")
+        assert said in problem
+        assert "hunter2" not in problem
+
+
+def test_a_secret_in_the_wrong_place_stays_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given as a variable's name, or as a variable to be filled in, which nothing does; two places are one too many."""
+    (problem,) = problems_of({"replicas": [{**REPLICA, "authorization_env": "Bearer hunter2"}]})
+    assert "hunter2" not in problem
+    (problem,) = problems_of({"replicas": [{**REPLICA, "authorization": "Bearer ${hunter2}"}]})
+    assert "name one in `authorization_env`" in problem
+    assert "hunter2" not in problem
+    monkeypatch.setenv("REPLICA_KEY", "Bearer hunter2")
+    both = {"authorization": "Bearer hunter2", "authorization_env": "REPLICA_KEY"}
+    (problem,) = problems_of({"replicas": [{**REPLICA, **both}]})
+    assert "give one of them" in problem
+    assert "hunter2" not in problem
+
+
+def test_an_access_log_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as that can be told before it is opened."""
+    monkeypatch.chdir(tmp_path)
+
+    def said(path: str) -> str:
+        (problem,) = problems_of({"replicas": [REPLICA], "log": {"access": path}})
+        assert problem.startswith(f"log.access: {path!r} isn't allowed; ")
+        return problem
+
+    assert "a folder that exists; none doesn't" in said("none/access.jsonl")
+    assert "this is a folder" in said(".")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("os.access", lambda _path, _mode: False)
+    assert "may write" in said("access.jsonl")
+
+
 def test_an_unknown_key_is_an_error_that_names_the_known_ones() -> None:
     """With the nearest one as a hint, in nested sections too."""
     problems = problems_of({"replicas": [REPLICA | {"kinda": "vllm"}], "timeout": {}, "timeouts": {"conect_s": 1}})
@@ -175,6 +222,39 @@ def test_nothing_is_coerced(section: str, key: str, value: object) -> None:
     assert problem.startswith(f"{section}.{key}: {value!r} isn't allowed; ")
 
 
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"replicas": REPLICA}, "replicas: a mapping isn't allowed; must be a list"),
+        (
+            {"replicas": [REPLICA], "listen": 8080},
+            "listen: 8080 isn't allowed; must be a mapping with some of: host, port",
+        ),
+        (
+            {"replicas": [REPLICA], "admin": {"listen": 1}},
+            "admin.listen: 1 isn't allowed; must be a mapping with some of: host, port",
+        ),
+        (
+            {"replicas": [REPLICA], "policy": {"options": {"cost": 1}}},
+            "policy.options.cost: 1 isn't allowed; must be a mapping",
+        ),
+        ({"replicas": [REPLICA], "models": [{"name": 7}]}, "models[0].name: 7 isn't allowed; must be text"),
+        ({"replicas": [REPLICA], "listen": {"port": 1.5}}, "listen.port: 1.5 isn't allowed; must be a whole number"),
+        (
+            {"replicas": [REPLICA], "probes": {"timeout_s": "2"}},
+            "probes.timeout_s: '2' isn't allowed; must be a number",
+        ),
+        (
+            {"replicas": [REPLICA | {"priority_scheduling": "on"}]},
+            "replicas[0].priority_scheduling: 'on' isn't allowed; must be true or false",
+        ),
+    ],
+)
+def test_kinds_of_values_are_told_in_the_files_own_words(data: object, said: str) -> None:
+    """Lists and mappings, not what they become in here."""
+    assert problems_of(data) == [said]
+
+
 def test_duplicates_are_errors() -> None:
     """Replica ids, replica URLs, model names and aliases must be unique."""
     problems = problems_of({"replicas": [{"url": "http://a:80", "id": "x"}, {"url": "http://A", "id": "x"}]})
@@ -194,7 +274,7 @@ def test_no_replica_is_an_error() -> None:
 
 def test_the_default_model_must_exist_where_that_can_be_known() -> None:
     """Listed models and aliases are known; where replicas are probed for names, only they can tell."""
-    listed = {"replicas": [{**REPLICA, "models": ["m1"]}], "models": [{"name": "m2", "aliases": ["gpt"]}]}
+    listed = {"replicas": [{**REPLICA, "models": ["m1", "m2"]}], "models": [{"name": "m2", "aliases": ["gpt"]}]}
     for name in ("m1", "m2", "gpt"):
         assert parse(**listed, default_model=name).default_model == name
     (problem,) = problems_of({**listed, "default_model": "m3"})
@@ -207,6 +287,14 @@ def test_the_time_without_readiness_is_part_of_the_drain() -> None:
     """It can't be longer than the whole."""
     (problem,) = problems_of({"replicas": [REPLICA], "timeouts": {"drain_s": 5.0, "unready_s": 6.0}})
     assert problem == "timeouts.unready_s: 6.0 isn't allowed; must be at most drain_s, which is 5"
+
+
+def test_a_model_that_no_replica_lists_is_an_error() -> None:
+    """Where every replica's models are written down; a replica that is asked for them may serve it."""
+    models = [{"name": "x"}, {"name": "y"}]
+    (problem,) = problems_of({"replicas": [{**REPLICA, "models": ["x"]}], "models": models})
+    assert problem == "models[1].name: 'y' isn't allowed; no replica lists it; listed: x"
+    parse(replicas=[{**REPLICA, "models": ["x"]}, {"url": "http://b:1"}], models=models)
 
 
 def test_a_policy_that_does_not_exist_names_the_ones_that_do() -> None:
@@ -266,6 +354,7 @@ def test_merge_keys_may_override(tmp_path: Path) -> None:
         (b"", "replicas: is missing"),
         (b"just text", "must be a mapping"),
         (b"? [a, b]\n: 1\n", "isn't YAML"),
+        (b"x: \0", "isn't YAML: special characters are not allowed (character 4)"),
     ],
 )
 def test_a_file_that_is_no_configuration_says_so(tmp_path: Path, content: bytes, said: str) -> None:
@@ -276,11 +365,12 @@ def test_a_file_that_is_no_configuration_says_so(tmp_path: Path, content: bytes,
         load_config(file)
     assert said in str(caught.value)
     assert str(file) in str(caught.value)
+    assert "<unicode string>" not in str(caught.value)
 
 
 def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
-    """The path and the system's reason are in the message."""
-    with pytest.raises(ConfigError, match="No such file"):
+    """The path and the system's reason are in the message, in words."""
+    with pytest.raises(ConfigError, match=r"none\.yaml: 1 error\n  can't be read: No such file or directory$"):
         load_config(tmp_path / "none.yaml")
 
 

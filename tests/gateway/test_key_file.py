@@ -88,7 +88,7 @@ def test_cached_tokens_are_for_a_tenant_alone() -> None:
         (b'{"salt": "ab"}', "salt: the value isn't allowed; must be 64 hexadecimal digits: random"),
         (b'{"salt": "x", "salt": "y"}', "salt: is given twice: a member must be unique"),
         (content(user="x"), "user: unknown key; allowed: salt, keys"),
-        (content({"models": "m1"}), "keys[0].models: 'm1' isn't allowed; must be a valid tuple"),
+        (content({"models": "m1"}), "keys[0].models: 'm1' isn't allowed; must be a list"),
         (content({"hash": "tg-SECRET"}), "must be 64 hexadecimal digits: the hash of a key, never the key"),
         (content({"key": "tg-SECRET"}), "keys[0].key: unknown key"),
         (content({"modles": []}), "keys[0].modles: unknown key (did you mean models?)"),
