@@ -152,3 +152,12 @@ def test_broken_forms_are_refused(body: bytes, content_type: bytes) -> None:
     """No boundary, no end, no head of a part, too many parts: never a guess."""
     with pytest.raises(BadRequest):
         read_form(body, [(b"content-type", content_type)])
+
+
+def test_parts_without_a_name_are_passed_over() -> None:
+    """No Content-Disposition, another one, or none with a name: nothing of them is read."""
+    nameless = b"--b\r\ncontent-type: text/plain\r\n\r\nx\r\n--b\r\nContent-Disposition: form-data\r\n\r\ny\r\n"
+    body = nameless + form(("name=model", b"m"), boundary=b"b")
+    headers = [(b"content-type", b"text/plain"), (b"content-type", b"multipart/form-data; boundary=b")]
+    assert list(read_form(body, headers).fields) == ["model"]
+    assert in_form(body, headers, "new") == nameless + form(("name=model", b"new"), boundary=b"b")
