@@ -83,6 +83,7 @@ class Gateway:
             num_counts_waiting=lambda: self.tokens.num_waiting,
             num_lines_dropped=lambda: self.access_log.num_dropped,
             keys=self.keys,
+            front=self.front,
         )
         self._handler = Handler(
             bounds=Bounds(

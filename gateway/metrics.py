@@ -6,19 +6,20 @@ Figures that exist anyway (queued, in flight, available) are read when the page 
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from policies.dispatch import DispatchCore
 from policies.types import Lane
 
 from .attribution import Layer, Record
+from .front import Front
 from .replicas import Replica
-from .series import Counters, Histograms
+from .series import Families
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 TPOT_BUCKETS_S = (
@@ -66,10 +67,13 @@ class Keys(Protocol):
 
 
 class Metrics:
-    """The gateway's own registry. `observe` takes each finished record once."""
+    """Everything on the page. `observe` takes each finished record once."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        """Of what is read when the page is asked for."""
+        self.families = families = Families()
+        self._counters, self._histograms = families.counters, families.histograms
         lane = ["lane"]
         self._requests = self._counters("tailgate_requests_total", "Finished requests.", ["route", "lane", "outcome"])
         self._turned_away = self._counters(
@@ -123,18 +127,21 @@ class Metrics:
             "tailgate_tenant_tokens_total", "Tokens of requests with an API key.", ["tenant", "kind"]
         )
         self._tenants: set[str] = set()
-        # There from the start, so that what strangers send adds no line to the page.
-        for layer in (Layer.ACCEPT, Layer.OTHER):
-            self._layers.at(layer.value, NO_LANE)
-        self._e2e.at(NO_LANE)
+        self._begin()
         ProcessCollector(registry=self.registry)
         self._lag_task: asyncio.Task[None] | None = None
 
-    def _counters(self, name: str, text: str, labels: Sequence[str]) -> Counters:
-        return Counters(self.registry, name, text, labels)
-
-    def _histograms(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]) -> Histograms:
-        return Histograms(self.registry, name, text, labels, bounds)
+    def _begin(self) -> None:
+        """All histograms are there from the start, at zero: traffic, whatever it is, adds next to nothing."""
+        for layer in (Layer.ACCEPT, Layer.TOKENIZE, Layer.OTHER):
+            self._layers.at(layer.value, NO_LANE)
+        for lane in Lane:
+            for layer in Layer:
+                self._layers.at(layer.value, lane.value)
+            for family in (self._ttft, self._e2e, self._tpot, self._prediction_error):
+                family.at(lane.value)
+        self._e2e.at(NO_LANE)
+        self._lag.at()
 
     def start(self) -> None:
         """Begins sampling the event loop's lag. Call on the loop."""
@@ -161,9 +168,10 @@ class Metrics:
         num_counts_waiting: Callable[[], int] = lambda: 0,
         num_lines_dropped: Callable[[], int] = lambda: 0,
         keys: Keys | None = None,
+        front: Front | None = None,
     ) -> None:
         """Adds what is read from its owners whenever the page is asked for. Once."""
-        self.registry.register(_Live(core, pool, num_counts_waiting, num_lines_dropped, keys))
+        self.registry.register(_Live(core, pool, num_counts_waiting, num_lines_dropped, keys, front))
 
     def observe(self, record: Record) -> None:
         """A request ended, however it did."""
@@ -211,7 +219,7 @@ class Metrics:
 
     def render(self) -> tuple[bytes, str]:
         """The page in Prometheus text format, and its content type."""
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+        return self.families.render() + generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
 
 
 class _Live:
@@ -224,14 +232,26 @@ class _Live:
         num_counts_waiting: Callable[[], int],
         num_lines_dropped: Callable[[], int],
         keys: Keys | None,
+        front: Front | None,
     ) -> None:
         self._core = core
         self._pool = pool
         self._num_counts_waiting = num_counts_waiting
         self._num_lines_dropped = num_lines_dropped
         self._keys = keys
+        self._front = front
 
     def collect(self) -> Iterator[Metric]:
+        if self._front is not None:
+            yield GaugeMetricFamily(
+                "tailgate_client_connections", "Open connections of clients.", value=self._front.num_open
+            )
+            refused = CounterMetricFamily(
+                "tailgate_refused_total", "Refused before they were requests, by reason.", labels=["reason"]
+            )
+            for reason, count in self._front.refused.items():
+                refused.add_metric([reason], count)
+            yield refused
         queued = GaugeMetricFamily("tailgate_requests_queued", "Requests waiting for dispatch.", labels=["lane"])
         by_lane = self._core.queued_by_lane()
         for lane in Lane:

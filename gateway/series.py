@@ -1,15 +1,14 @@
-"""Counters and histograms that cost next to nothing to add to.
+"""Counters and histograms that cost next to nothing to add to, and little to show.
 
-prometheus_client's own take a lock and walk through all buckets, 1 to 2 us each, a dozen times a request. These belong
-to the event loop, need no lock, and find their bucket by bisection; they are turned into its families when scraped.
+prometheus_client's own take a lock and walk through all buckets, 1 to 2 us each, a dozen times a request, and write a
+page of 2,000 lines in 35 ms, in which nothing else runs. These belong to the event loop, need no lock, find their
+bucket by bisection, and write a line in a quarter of a microsecond.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Generic, TypeVar
-
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 C = TypeVar("C")
 
@@ -17,22 +16,29 @@ C = TypeVar("C")
 class Count:
     """One series of a counter."""
 
-    __slots__ = ("value",)
+    __slots__ = ("_line", "value")
 
-    def __init__(self) -> None:
+    def __init__(self, line: str) -> None:
+        """`line`: name and labels."""
+        self._line = line
         self.value = 0.0
 
     def add(self, amount: float = 1.0) -> None:
         self.value += amount
 
+    def lines(self) -> Iterator[str]:
+        yield f"{self._line} {self.value}\n"
+
 
 class Distribution:
     """One series of a histogram. `bounds` ascend; a value belongs to the first bound that isn't below it."""
 
-    __slots__ = ("_bounds", "_counts", "_sum")
+    __slots__ = ("_bounds", "_counts", "_lines", "_sum")
 
-    def __init__(self, bounds: Sequence[float]) -> None:
+    def __init__(self, bounds: Sequence[float], lines: Sequence[str]) -> None:
+        """`lines`: names and labels of the buckets, the one for all last, of the count and of the sum."""
         self._bounds = bounds
+        self._lines = lines
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
@@ -40,69 +46,100 @@ class Distribution:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
-    def cumulated(self) -> tuple[list[tuple[str, float]], float]:
-        """Buckets in Prometheus' form, up to +Inf, and the sum."""
-        buckets, total = [], 0
-        for bound, count in zip([*(str(float(bound)) for bound in self._bounds), "+Inf"], self._counts, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
-        return buckets, self._sum
+    def lines(self) -> Iterator[str]:
+        cumulated = list(accumulate(self._counts))
+        for line, figure in zip(self._lines, (*cumulated, cumulated[-1], self._sum), strict=True):
+            yield f"{line} {figure}\n"
 
 
 class _Family(Generic[C]):
-    def __init__(self, registry: CollectorRegistry, name: str, text: str, labels: Sequence[str]) -> None:
-        self._name = name
-        self._text = text
+    def __init__(self, kind: str, name: str, text: str, labels: Sequence[str]) -> None:
+        self._head = f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+        self.name = name
         self._labels = labels
         self._series: dict[tuple[str, ...], C] = {}
-        registry.register(self)
 
-    def describe(self) -> Iterator[Metric]:
-        """For the registry, which refuses a name that it has already."""
-        yield Metric(self._name, self._text, "unknown")
-
-    def collect(self) -> Iterator[Metric]:
-        raise NotImplementedError
-
-    def _new(self) -> C:
+    def _new(self, labels: tuple[str, ...]) -> C:
         raise NotImplementedError
 
     def at(self, *labels: str) -> C:
-        """The series with these label values, in the order of the names."""
+        """The series with these label values, in the order of the names. It is on the page from now on."""
         series = self._series.get(labels)
         if series is None:
-            series = self._series[labels] = self._new()
+            series = self._series[labels] = self._new(labels)
         return series
+
+    def _written(self, labels: tuple[str, ...], **more: str) -> str:
+        pairs = [*zip(self._labels, labels, strict=True), *more.items()]
+        written = ",".join(f'{name}="{_escaped(value)}"' for name, value in pairs)
+        return f"{{{written}}}" if pairs else ""
 
 
 class Counters(_Family[Count]):
     """A counter by labels; `name` ends in `_total`."""
 
-    def _new(self) -> Count:
-        return Count()
+    def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
+        super().__init__("counter", name, text, labels)
 
-    def collect(self) -> Iterator[Metric]:
-        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
-        for labels, series in self._series.items():
-            family.add_metric(labels, series.value)
-        yield family
+    def _new(self, labels: tuple[str, ...]) -> Count:
+        return Count(self.name + self._written(labels))
+
+    def lines(self) -> Iterator[str]:
+        yield self._head
+        for series in self._series.values():
+            yield from series.lines()
 
 
 class Histograms(_Family[Distribution]):
     """A histogram by labels."""
 
-    def __init__(
-        self, registry: CollectorRegistry, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]
-    ) -> None:
-        super().__init__(registry, name, text, labels)
+    def __init__(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
+        super().__init__("histogram", name, text, labels)
         self._bounds = bounds
 
-    def _new(self) -> Distribution:
-        return Distribution(self._bounds)
+    def _new(self, labels: tuple[str, ...]) -> Distribution:
+        bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        lines = [f"{self.name}_bucket{self._written(labels, le=bound)}" for bound in bounds]
+        lines += [f"{self.name}_{part}{self._written(labels)}" for part in ("count", "sum")]
+        return Distribution(self._bounds, lines)
 
-    def collect(self) -> Iterator[Metric]:
-        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-        for labels, series in self._series.items():
-            buckets, total = series.cumulated()
-            family.add_metric(labels, buckets, total)
-        yield family
+    def lines(self) -> Iterator[str]:
+        yield self._head
+        for series in self._series.values():
+            yield from series.lines()
+
+
+class Families:
+    """All of them, by name, as one page."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, Counters | Histograms] = {}
+
+    def counters(self, name: str, text: str, labels: Sequence[str]) -> Counters:
+        """A new one. Raises ValueError for a name that there is."""
+        family = Counters(name, text, labels)
+        self._add(family)
+        return family
+
+    def histograms(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]) -> Histograms:
+        """A new one. Raises ValueError for a name that there is."""
+        family = Histograms(name, text, labels, bounds)
+        self._add(family)
+        return family
+
+    def _add(self, family: Counters | Histograms) -> None:
+        if family.name in self._families:
+            raise ValueError(f"there are two metrics {family.name}")
+        self._families[family.name] = family
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._families)
+
+    def render(self) -> bytes:
+        """In Prometheus' text format, version 0.0.4."""
+        return "".join(line for family in self._families.values() for line in family.lines()).encode()
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

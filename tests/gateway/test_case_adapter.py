@@ -57,6 +57,7 @@ def test_settings_arrive() -> None:
         retries=0,
         max_body_mb=16,
         drain_s=8,
+        header_timeout_s=2,
         body_timeout_s=1,
         models_per_backend={"b1": ["m1"]},
         backend_key="sk-b",
@@ -67,7 +68,8 @@ def test_settings_arrive() -> None:
     assert replica.authorization is not None
     assert replica.authorization.get_secret_value() == "Bearer sk-b"
     assert config.policy.options == {"fixed": {"max_queued_requests": 5}, "background": {"max_wait_s": 4.0}}
-    assert (config.timeouts.queue_s, config.timeouts.drain_s, config.timeouts.receive_s) == (2.0, 8.0, 1.0)
+    assert (config.timeouts.queue_s, config.timeouts.drain_s) == (2.0, 8.0)
+    assert (config.timeouts.head_s, config.timeouts.receive_s) == (2.0, 1.0)
     assert (config.limits.max_attempts, config.limits.max_body_bytes) == (1, 16 * 2**20)
     assert config.log.level == "debug"
 

@@ -13,7 +13,7 @@ from gateway.config import parse_config
 from gateway.metrics import Metrics
 from gateway.replica_metrics import ReplicaLoad
 from gateway.replicas import ReplicaPool
-from gateway.series import Counters, Distribution
+from gateway.series import Families
 from policies.config import PolicySpec, build_policy
 from policies.dispatch import DispatchCore
 from policies.types import Lane
@@ -83,7 +83,8 @@ def test_those_turned_away_are_counted_by_reason() -> None:
     assert value(metrics, "tailgate_requests_turned_away_total", outcome="rejected", reason="queue-full") == 1
     assert value(metrics, "tailgate_requests_turned_away_total", outcome="evicted", reason="queue-timeout") == 1
     assert value(metrics, "tailgate_requests_total", route="chat", outcome="rejected", lane="none") == 1
-    assert not any(name.startswith("tailgate_output_prediction") for name, _ in samples(metrics))
+    for lane in Lane:
+        assert value(metrics, "tailgate_output_prediction_error_ratio_count", lane=lane.value) == 0
 
 
 def test_tenants_are_counted_and_bounded() -> None:
@@ -147,18 +148,55 @@ async def test_the_loops_lag_is_sampled_until_closed() -> None:
 
 def test_buckets_are_cumulative_and_closed_above() -> None:
     """A value on a bound belongs to that bound; what is over all of them counts in +Inf only."""
-    series = Distribution((1.0, 2.0))
+    families = Families()
+    series = families.histograms("tailgate_x_seconds", "X.", ["lane"], (1.0, 2.0)).at("long")
     for figure in (0.5, 1.0, 1.5, 2.0, 99.0):
         series.add(figure)
-    assert series.cumulated() == ([("1.0", 2.0), ("2.0", 4.0), ("+Inf", 5.0)], 104.0)
+    (family,) = text_string_to_metric_families(families.render().decode())
+    assert (family.name, family.type, family.documentation) == ("tailgate_x_seconds", "histogram", "X.")
+    assert [(sample.name, sample.labels, sample.value) for sample in family.samples] == [
+        ("tailgate_x_seconds_bucket", {"lane": "long", "le": "1.0"}, 2.0),
+        ("tailgate_x_seconds_bucket", {"lane": "long", "le": "2.0"}, 4.0),
+        ("tailgate_x_seconds_bucket", {"lane": "long", "le": "+Inf"}, 5.0),
+        ("tailgate_x_seconds_count", {"lane": "long"}, 5.0),
+        ("tailgate_x_seconds_sum", {"lane": "long"}, 104.0),
+    ]
+
+
+def test_label_values_may_hold_anything() -> None:
+    """Tenants are named by people."""
+    families = Families()
+    name = 'a "b"\\\n{}'
+    families.counters("tailgate_x_total", "X.", ["tenant"]).at(name).add()
+    (family,) = text_string_to_metric_families(families.render().decode())
+    assert family.samples[0].labels == {"tenant": name}
 
 
 def test_names_follow_one_scheme() -> None:
     """Prefix, units in the name, no milliseconds, none twice."""
-    with pytest.raises(ValueError, match="Duplicated"):
-        Counters(Metrics().registry, "tailgate_retries_total", "", [])
-    for family in Metrics().registry.collect():
-        if family.name.startswith("process_"):
-            continue
-        assert family.name.startswith("tailgate_")
-        assert not family.name.endswith(("_ms", "_s", "_seconds_total"))
+    metrics = Metrics()
+    for again in (
+        lambda: metrics.families.counters("tailgate_retries_total", "", []),
+        lambda: metrics.families.histograms("tailgate_retries_total", "", [], ()),
+    ):
+        with pytest.raises(ValueError, match="two metrics tailgate_retries_total"):
+            again()
+    names = [family.name for family in metrics.registry.collect() if not family.name.startswith("process_")]
+    for name in [*names, *metrics.families.names]:
+        assert name.startswith("tailgate_")
+        assert not name.endswith(("_ms", "_s", "_seconds_total"))
+
+
+def test_the_page_hardly_grows_with_traffic() -> None:
+    """Every histogram is there from the start: each kind of request adds a line or two, and each more of it none."""
+    metrics = Metrics()
+    num_before = metrics.render()[0].count(b"\n")
+    for index in range(500):
+        lane = list(Lane)[index % len(Lane)]
+        record = finished(
+            lane=lane, prompt_tokens=9, output_tokens=9, predicted_output_tokens=9, ttft_s=1.0, tpot_s=0.1
+        )
+        for layer in Layer:
+            record.enter(layer, 20.0 + index)
+        metrics.observe(record)
+    assert metrics.render()[0].count(b"\n") - num_before <= 3 * len(Lane)

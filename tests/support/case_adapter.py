@@ -35,6 +35,7 @@ SAME = {
     "first_byte_timeout_s": ("timeouts", "first_byte_s"),
     "idle_timeout_s": ("timeouts", "idle_s"),
     "connect_timeout_s": ("timeouts", "connect_s"),
+    "header_timeout_s": ("timeouts", "head_s"),
     "body_timeout_s": ("timeouts", "receive_s"),
     "drain_s": ("timeouts", "drain_s"),
     "health_interval_s": ("probes", "interval_s"),
