@@ -13,13 +13,13 @@ from .config_errors import ConfigError
 from .errors import Headers, Unauthorized
 from .key_file import load_key_file
 from .keys import EVERYBODY, NO_LIMITS, Key, KeyTable, presented
-from .limits import Quota
+from .limits import UNLIMITED, Quota, Rates, Unlimited
 
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 
-_Version = tuple[int, int, int] | None
+_Version = tuple[int, int, int, int] | None
 
 
 class KeyRing:
@@ -36,7 +36,7 @@ class KeyRing:
         self._clock = clock
         self._assumed_output_tokens = assumed_output_tokens
         self._table: KeyTable | None = None
-        self._accounts: dict[str, Account] = {}
+        self._rates: dict[str, Rates] = {}  # by key id
         self._task: asyncio.Task[None] | None = None
         self._seen: _Version = None
         self.is_refused = False
@@ -74,10 +74,12 @@ class KeyRing:
         record.has_diagnostics, record.sees_cached_tokens = key.has_diagnostics, key.sees_cached_tokens
         return key
 
-    def quota(self, key: Key, record: Record) -> Quota:
+    def quota(self, key: Key, record: Record) -> Unlimited:
         """The scope in which a request of this key is served."""
-        account = self._accounts.get(key.key_id or "")
-        return Quota(account, record, self._clock, assumed_output_tokens=self._assumed_output_tokens)
+        rates = self._rates.get(key.key_id or "")
+        if rates is None:
+            return UNLIMITED
+        return Quota(rates, record, assumed_output_tokens=self._assumed_output_tokens)
 
     def start(self) -> None:
         """Begins watching the file. Call on the loop."""
@@ -119,17 +121,17 @@ class KeyRing:
 
     def _use(self, table: KeyTable) -> None:
         now_s = self._clock()
-        accounts: dict[str, Account] = {}
+        present: dict[str, Rates] = {}
         for key in table.keys:
             if key.key_id is None or key.limits == NO_LIMITS:
                 continue
-            account = self._accounts.get(key.key_id)
-            if account is None:
-                account = Account(key.limits, now_s)
+            rates = self._rates.get(key.key_id)
+            if rates is None:
+                rates = Rates(Account(key.limits, now_s), self._clock)
             else:
-                account.set_spec(key.limits, now_s)
-            accounts[key.key_id] = account
-        self._table, self._accounts = table, accounts
+                rates.account.set_spec(key.limits, now_s)
+            present[key.key_id] = rates
+        self._table, self._rates = table, present
 
 
 def _version(path: Path) -> _Version:
@@ -138,4 +140,4 @@ def _version(path: Path) -> _Version:
         found = os.stat(path)
     except OSError:
         return None
-    return (found.st_mtime_ns, found.st_size, found.st_ino)
+    return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)

@@ -25,58 +25,79 @@ BUSY_RETRY_S = 1.0
 """Until requests in flight have ended, which nobody knows."""
 
 
-class Quota:
+class Rates:
+    """A key's account, and how it stands in words of HTTP. Implements `attribution.Standing`."""
+
+    __slots__ = ("account", "clock")
+
+    def __init__(self, account: Account, clock: Callable[[], float]) -> None:
+        self.account = account
+        self.clock = clock
+
+    def headers(self) -> Headers:
+        """In OpenAI's names and forms."""
+        now_s = self.clock()
+        return [
+            *_rate_headers(b"requests", self.account.requests_standing(now_s)),
+            *_rate_headers(b"tokens", self.account.tokens_standing(now_s)),
+        ]
+
+
+class Unlimited:
+    """The scope of a request whose key has no limits."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> "Unlimited | Quota":
+        return self
+
+    def reserve(self, prompt_tokens: int, max_output_tokens: int | None) -> None:
+        """Takes nothing."""
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        pass
+
+
+class Quota(Unlimited):
     """What one request holds of its key's account, as a context manager around the request's whole life.
 
     Entering takes a request credit and a place, `reserve` the tokens; both raise RateLimited. When the scope is left
-    the record says what was really used. Where the account is None, there are no limits. It implements
-    `attribution.Standing`.
+    the record says what was really used.
     """
 
-    __slots__ = ("_account", "_assumed_output_tokens", "_clock", "_record")
+    __slots__ = ("_assumed_output_tokens", "_rates", "_record")
 
-    def __init__(
-        self, account: Account | None, record: Record, clock: Callable[[], float], *, assumed_output_tokens: int
-    ) -> None:
-        self._account = account
+    def __init__(self, rates: Rates, record: Record, *, assumed_output_tokens: int) -> None:
+        self._rates = rates
         self._record = record
-        self._clock = clock
         self._assumed_output_tokens = assumed_output_tokens
 
     def __enter__(self) -> Self:
-        account = self._account
-        if account is not None:
-            self._record.standing = self
-            refusal = account.enter(self._record.request_id, self._clock())
-            if refusal is not None:
-                raise _refused(refusal)
+        rates, record = self._rates, self._record
+        record.standing = rates
+        refusal = rates.account.enter(record.request_id, rates.clock())
+        if refusal is not None:
+            raise _refused(refusal)
         return self
 
     def reserve(self, prompt_tokens: int, max_output_tokens: int | None) -> None:
         """Takes the tokens it may use; without a bound of the caller's, an assumed number of output tokens."""
-        account = self._account
-        if account is None:
-            return
+        rates = self._rates
         output_tokens = self._assumed_output_tokens if max_output_tokens is None else max_output_tokens
-        refusal = account.reserve(self._record.request_id, prompt_tokens, output_tokens, self._clock())
+        refusal = rates.account.reserve(self._record.request_id, prompt_tokens, output_tokens, rates.clock())
         if refusal is not None:
             raise _refused(refusal)
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._account is not None:
-            self._account.leave(self._record.request_id, used_tokens(self._record, exc), self._clock())
+        rates, record = self._rates, self._record
+        rates.account.leave(record.request_id, used_tokens(record, exc), rates.clock())
 
-    def headers(self) -> Headers:
-        """How the key's rates stand now, in OpenAI's names and forms."""
-        if self._account is None:
-            return []
-        now_s = self._clock()
-        return [
-            *_rate_headers(b"requests", self._account.requests_standing(now_s)),
-            *_rate_headers(b"tokens", self._account.tokens_standing(now_s)),
-        ]
+
+UNLIMITED = Unlimited()
 
 
 def used_tokens(record: Record, exc: BaseException | None) -> int | None:

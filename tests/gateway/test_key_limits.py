@@ -57,7 +57,7 @@ async def limited(
 
 
 def account_of(gateway: Gateway) -> Account:
-    return gateway.keys._accounts["k"]
+    return gateway.keys._rates["k"].account
 
 
 def used(gateway: Gateway) -> tuple[int, int]:
@@ -537,7 +537,7 @@ async def test_hundreds_of_requests_cut_at_random_leave_nothing(
                 await one(port)
 
         account = account_of(gateway)
-        monkeypatch.setattr(gateway.keys, "_clock", lambda: 0.0)  # so that nothing is refilled meanwhile
+        monkeypatch.setattr(gateway.keys._rates["k"], "clock", lambda: 0.0)  # so that nothing is refilled meanwhile
         leave = Account.leave
 
         def noted(self: Account, request_id: str, used_tokens: int | None, now_s: float) -> None:
