@@ -164,7 +164,9 @@ class Gateway:
             await self._http.aclose()
 
     def _finished(self, record: Record) -> None:
-        self.ring.add(record)
+        # Nobody could ask for the timing of a stranger's request, and strangers shall not push out others'.
+        if record.key_id is not None or not self.keys.has_keys:
+            self.ring.add(record)
         self.metrics.observe(record)
         self.access_log.write(record)
 
