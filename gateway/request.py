@@ -19,5 +19,6 @@ class Request:
     max_output_tokens: int | None
     streams: bool
     deadline_s: float | None
+    num_choices: int = 1
     adapter: str | None = None
     feature: str | None = None

@@ -81,6 +81,11 @@ class RequestLike(Protocol):
         ...
 
     @property
+    def num_choices(self) -> int:
+        """Answers it will generate side by side, over all its prompts; at least 1."""
+        ...
+
+    @property
     def streams(self) -> bool:
         """Whether the shell will report `first_token`; without it the end of the prefill is estimated."""
         ...

@@ -28,6 +28,7 @@ class _Request:
     tenant: str = "t"
     route: str = "chat"
     declared_lane: Lane | None = None
+    num_choices: int = 1
     streams: bool = True
     deadline_s: float | None = None
 

@@ -26,14 +26,16 @@ class OutputQuantiles:
         self._pooled = RecentQuantiles(window)
 
     def predict(self, request: RequestLike) -> int:
-        """Output tokens, at least 1 unless the caller bounds it at 0."""
+        """Output tokens over all choices, at least 1 unless the caller bounds it at 0."""
         history = self._by_key.get(_key(request))
         if history is None or len(history) < self._min_samples:
             history = self._pooled
         expected = int(history.quantile(self._quantile)) if len(history) >= self._min_samples else self._prior_tokens
+        expected *= request.num_choices
         return expected if request.max_output_tokens is None else min(expected, request.max_output_tokens)
 
     def learn(self, request: RequestLike, output_tokens: int) -> None:
+        """`output_tokens`: over all choices; what is remembered is the length of one."""
         key = _key(request)
         history = self._by_key.get(key)
         if history is None:
@@ -41,8 +43,9 @@ class OutputQuantiles:
             if len(self._by_key) > self._max_keys:
                 self._by_key.popitem(last=False)
         self._by_key.move_to_end(key)
-        history.add(output_tokens)
-        self._pooled.add(output_tokens)
+        choice_tokens = output_tokens / request.num_choices
+        history.add(choice_tokens)
+        self._pooled.add(choice_tokens)
 
 
 def _key(request: RequestLike) -> _Key:

@@ -23,6 +23,7 @@ class FakeRequest:
     declared_lane: Lane | None = None
     prompt_tokens: int = 10
     max_output_tokens: int | None = 10
+    num_choices: int = 1
     streams: bool = True
     deadline_s: float | None = None
 

@@ -244,6 +244,15 @@ class TestEstimates:
         assert output.predict(FakeRequest(tenant="b", max_output_tokens=None)) == 30
         assert output.predict(FakeRequest(tenant="a", max_output_tokens=5)) == 5
 
+    def test_output_prediction_counts_every_choice(self) -> None:
+        """What one choice is expected to produce, times the choices; learned from all, remembered by the one."""
+        output = self.output()
+        for _ in range(2):
+            output.learn(FakeRequest(max_output_tokens=None, num_choices=4), 100)
+        assert output.predict(FakeRequest(max_output_tokens=None)) == 25
+        assert output.predict(FakeRequest(max_output_tokens=None, num_choices=128)) == 3200
+        assert output.predict(FakeRequest(max_output_tokens=2000, num_choices=128)) == 2000
+
     def test_output_history_is_bounded_in_kinds(self) -> None:
         """The kind least recently learned from is forgotten."""
         output = self.output()
