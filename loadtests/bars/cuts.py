@@ -11,8 +11,8 @@ from .bar import Bar, at_least, at_most
 from .metrics_text import sum_of
 
 NUM_REQUESTS = 500
-# Some end before their moment comes; this many leavers make 30 % that really left.
-LEAVER_SHARE = 0.35
+# Every fifth ends before its moment comes; this many leavers make 30 % that really left.
+LEAVER_SHARE = 0.4
 _SPAN_S = 45.0
 _LATEST_CUT_S = 4.0
 _SETTLE_LIMIT_S = 20.0
