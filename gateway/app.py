@@ -81,6 +81,7 @@ class Gateway:
             self.core,
             self.pool,
             num_counts_waiting=lambda: self.tokens.num_waiting,
+            encoders=lambda: self.tokens.encoders,
             num_lines_dropped=lambda: self.access_log.num_dropped,
             keys=self.keys,
             front=self.front,

@@ -184,6 +184,14 @@ class Place:
                 self._waiter = None
         return self.call
 
+    def recount(self, request: RequestLike) -> None:
+        """The prompt has been counted after all: the same request, with the tokens it really has."""
+        self.request = request
+        admitted = self._dispatcher.core.recount(request, self._dispatcher.clock())
+        if admitted is not None:
+            self.admitted = admitted
+        self._dispatcher.pump()
+
     def first_token(self) -> None:
         """The first output token of the present call came."""
         self._dispatcher.core.first_token(self._held().call_id, self._dispatcher.clock())

@@ -36,11 +36,13 @@ from .errors import (
 )
 from .key_ring import KeyRing
 from .keys import Key, presented
+from .late_count import LateCount
 from .light import LightPlace
 from .relay import Relay
 from .request import Request
 from .request_id import RequestIds
 from .retry_budget import RetryBudget
+from .tokens import TokenCount
 from .upstream import Upstreams
 
 logger = logging.getLogger(__name__)
@@ -80,19 +82,12 @@ class Pool(Protocol):
     def report_success(self, replica_id: str) -> None: ...
 
 
-class Counted(Protocol):
-    """A count of prompt tokens and where it is from."""
-
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def source(self) -> str: ...
-
-
 class Counter(Protocol):
     """Counts prompt tokens, and learns from what replicas counted."""
 
-    async def count(self, fields: RequestFields, model: str, replicas: Any) -> Any: ...
+    async def count(
+        self, fields: RequestFields, model: str, replicas: Any, tenant: str, *, waits: bool
+    ) -> TokenCount: ...
     def learn(self, model: str, num_body_bytes: int, prompt_tokens: int) -> None: ...
 
 
@@ -215,12 +210,14 @@ class Handler:
                 record.model = model = self._resolve(route, fields.model, feature, key)
                 for adapter in fields.adapters:
                     key.check_model(adapter, adapter)
+                counted = None
                 if not route.is_light:
-                    await self._count(fields, model, record)
+                    counted = await self._count(fields, model, record, waits=key.limits_tokens)
                     quota.reserve(record.prompt_tokens or 0, fields.max_output_tokens)
                 record.enter(Layer.QUEUE, self._clock())
                 request = self._request(fields, model, feature, record)
-                with self._place(route, request) as place:
+                with LateCount(counted, record) as late, self._place(route, request) as place:
+                    late.tell(place, request)
                     if place.admitted is not None:
                         record.lane, record.lane_why = place.admitted.lane, place.admitted.lane_why
                         record.predicted_output_tokens = place.admitted.predicted_output_tokens
@@ -264,12 +261,13 @@ class Handler:
         names = {name for replica in replicas for name in replica.models if key.may_use(name)}
         raise UnknownModel(asked or "", sorted(names))
 
-    async def _count(self, fields: RequestFields, model: str, record: Record) -> None:
+    async def _count(self, fields: RequestFields, model: str, record: Record, *, waits: bool) -> TokenCount:
         record.enter(Layer.TOKENIZE, self._clock())
         replicas = [replica for replica in self._pool.all() if model in replica.models]
-        counted = await self._counter.count(fields, model, replicas)
+        counted = await self._counter.count(fields, model, replicas, record.tenant, waits=waits)
         record.prompt_tokens, record.prompt_tokens_source = counted.prompt_tokens, counted.source
         record.notes[Layer.TOKENIZE] = counted.source
+        return counted
 
     def _request(self, fields: RequestFields, model: str, feature: str, record: Record) -> Request:
         return Request(

@@ -60,6 +60,11 @@ class Key:
                 code="model_not_allowed",
             )
 
+    @property
+    def limits_tokens(self) -> bool:
+        """Whether how many tokens a request has decides if it is let in, so that no estimate will do."""
+        return self.limits.tokens_per_min is not None or self.limits.max_in_flight_tokens is not None
+
     def may_use(self, model: str) -> bool:
         """Whether a model, or an alias, is one that the key may name."""
         return self.models is None or model in self.models

@@ -6,7 +6,7 @@ Figures that exist anyway (queued, in flight, available) are read when the page 
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -166,12 +166,13 @@ class Metrics:
         pool: Replicas,
         *,
         num_counts_waiting: Callable[[], int] = lambda: 0,
+        encoders: Callable[[], Mapping[str, str]] = dict,
         num_lines_dropped: Callable[[], int] = lambda: 0,
         keys: Keys | None = None,
         front: Front | None = None,
     ) -> None:
         """Adds what is read from its owners whenever the page is asked for. Once."""
-        self.registry.register(_Live(core, pool, num_counts_waiting, num_lines_dropped, keys, front))
+        self.registry.register(_Live(core, pool, num_counts_waiting, encoders, num_lines_dropped, keys, front))
 
     def observe(self, record: Record) -> None:
         """A request ended, however it did."""
@@ -230,6 +231,7 @@ class _Live:
         core: DispatchCore,
         pool: Replicas,
         num_counts_waiting: Callable[[], int],
+        encoders: Callable[[], Mapping[str, str]],
         num_lines_dropped: Callable[[], int],
         keys: Keys | None,
         front: Front | None,
@@ -237,6 +239,7 @@ class _Live:
         self._core = core
         self._pool = pool
         self._num_counts_waiting = num_counts_waiting
+        self._encoders = encoders
         self._num_lines_dropped = num_lines_dropped
         self._keys = keys
         self._front = front
@@ -293,6 +296,12 @@ class _Live:
         yield GaugeMetricFamily(
             "tailgate_tokenizer_waiting", "Prompts waiting for a tokenizer thread.", value=self._num_counts_waiting()
         )
+        encoders = GaugeMetricFamily(
+            "tailgate_tokenizer_info", "What counts the tokens of a model here.", labels=["model", "encoder"]
+        )
+        for model, encoder in self._encoders().items():
+            encoders.add_metric([model, encoder], 1)
+        yield encoders
         yield CounterMetricFamily(
             "tailgate_access_log_dropped_total",
             "Lines of the access log that were lost.",

@@ -1,29 +1,32 @@
 """How many tokens a prompt has: exactly where possible, and never at the cost of other requests.
 
 Sources, best first: the model's own tokenizer and chat template (`local`), the replica's /tokenize (`replica`), bytes
-per token learned from answers (`bytes`). A source that fails falls through to the next: counting fails no request.
-Parts that aren't text, such as images, count nothing in the first.
+per token learned from counts and answers (`bytes`). A source that fails falls through to the next: counting fails no
+request. Parts that aren't text, such as images, count nothing in the first and the last.
+
+Little is counted on the event loop, more on a thread, short before long, and what would hold its request up is
+estimated first and counted while it waits for dispatch.
 """
 
 import asyncio
-import hashlib
 import logging
 import os
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal
 
 import httpx
 import orjson
 
 from .api.fields import RequestFields
-from .api.openai_fields import TOKENIZE
 from .bytes_per_token import BytesPerToken
 from .chat_template import TemplateRefused
 from .config import ModelConfig
+from .digest_cache import DigestCache, digest, scope_of
+from .local_counter import LocalCounter, Work
 from .model_tokenizer import ModelTokenizer
-from .replica_probe import Prober
+from .replica_counter import ReplicaCounter
 from .replicas import Replica
 from .work_pool import WorkPool
 
@@ -31,53 +34,87 @@ logger = logging.getLogger(__name__)
 
 Source = Literal["local", "replica", "bytes"]
 
-INLINE_BYTES = 256
-"""Bodies up to here are counted on the event loop: 256 bytes take about 70 us, as much as going through a thread
-(65 us there and back; both measured on 2 cores with the SmolLM2 vocabulary, which encodes 4 bytes a microsecond)."""
-BYTES_PER_S = 3.5e6
-"""What a thread encodes; only the order of waiting work depends on it."""
+INLINE_S = 120e-6
+"""Counts expected to take no longer stay on the event loop: going through a thread and back takes as much."""
+INLINE_BODY_BYTES = 16_384
+INLINE_MESSAGES = 64
+"""Up to here a prompt is rendered, cut and looked up on the loop (0.03 ms for 1 KiB, 0.3 ms at most)."""
 DIGEST_INLINE_BYTES = 65_536
-"""Bodies up to here are looked up in the cache on the loop (up to 0.1 ms), larger ones by the thread."""
-CACHE_ENTRIES = 16_384
-REPLICA_TIMEOUT_S = 2.0
-MAX_ASKED_PROMPTS = 4
-"""Requests with more prompts aren't counted by a replica: it would be asked once for each."""
-REPLICA_PAUSE_S = 30.0
-"""A replica whose /tokenize failed isn't asked again for so long."""
+"""Bodies up to here are looked up as a whole on the loop (up to 0.1 ms), larger ones by the thread."""
+PATIENCE_S = 0.05
+"""A request waits so long for its count: a hundredth of what computing such a prompt takes. Then an estimate decides.
+That is 750 KB of text with tiktoken, 100 KB with tokenizers, or a thread that is busy with somebody's odd text."""
+PROMPT_CACHE_BYTES = 4 << 20
+PART_CACHE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCount:
-    """A count, where it came from, and the seconds it waited for a thread and those it took."""
+    """A count, where it came from, and the seconds it waited for a thread and those it took.
+
+    `exact`: this is an estimate, and the count is on its way. It never fails; whoever doesn't want it cancels it.
+    """
 
     prompt_tokens: int
     source: Source
     wait_s: float
     work_s: float
+    exact: "asyncio.Task[TokenCount] | None" = None
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A prompt to be counted. `key` is its digest (None: not made yet), `work` what was begun on the loop."""
+
+    fields: RequestFields
+    model: str
+    replicas: Iterable[Replica]
+    scope: bytes
+    began_s: float
+    key: bytes | None = None
+    local: LocalCounter | None = None
+    work: Work | None = None
 
 
 class TokenCounter:
     """Counts for every model of a gateway. All methods belong to the event loop."""
 
     def __init__(
-        self, models: Sequence[ModelConfig], pool: WorkPool, http: httpx.AsyncClient, clock: Callable[[], float]
+        self,
+        models: Sequence[ModelConfig],
+        pool: WorkPool,
+        http: httpx.AsyncClient,
+        clock: Callable[[], float],
+        *,
+        patience_s: float = PATIENCE_S,
+        load: Callable[[Path], ModelTokenizer] = ModelTokenizer.load,
     ) -> None:
         self._paths = {model.name: model.tokenizer for model in models if model.tokenizer is not None}
-        self._tokenizers: dict[str, ModelTokenizer] = {}
+        self._local: dict[str, LocalCounter] = {}
         self._pool = pool
-        self._http = http
+        self._replicas = ReplicaCounter(http, clock)
         self._clock = clock
+        self._patience_s = patience_s
+        self._load = load
         self._ratios = BytesPerToken()
-        self._cache: OrderedDict[bytes, tuple[int, Source]] = OrderedDict()
-        self._paused_until_s: dict[str, float] = {}
+        self._prompts: DigestCache[tuple[int, Source]] = DigestCache(PROMPT_CACHE_BYTES)
+        self._parts: DigestCache[int] = DigestCache(PART_CACHE_BYTES)
+        self._running: set[asyncio.Task[TokenCount]] = set()
 
     async def start(self) -> None:
         """Loads the tokenizers and starts the pool. Raises TokenizerLoadError."""
         self._pool.start()
         for name, path in self._paths.items():
-            self._tokenizers[name] = await asyncio.to_thread(ModelTokenizer.load, path)
+            tokenizer = await asyncio.to_thread(self._load, path)
+            why = "" if tokenizer.why is None else f" ({tokenizer.why})"
+            logger.info("tokens of %s are counted with %s%s", name, tokenizer.encoder.name, why)
+            self._local[name] = LocalCounter(tokenizer, self._parts)
 
     async def aclose(self) -> None:
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
         await self._pool.aclose()
 
     @property
@@ -85,90 +122,130 @@ class TokenCounter:
         """Counts that wait for a thread."""
         return self._pool.num_waiting
 
+    @property
+    def encoders(self) -> Mapping[str, str]:
+        """What counts the tokens of each model that has a tokenizer here."""
+        return {model: local.encoder.name for model, local in self._local.items()}
+
     def learn(self, model: str, num_body_bytes: int, prompt_tokens: int) -> None:
         """An answer's `usage` said how many tokens a body of so many bytes had."""
         self._ratios.learn(model, num_body_bytes, prompt_tokens)
 
-    async def count(self, fields: RequestFields, model: str, replicas: Iterable[Replica]) -> TokenCount:
-        """Prompt tokens of a request, over all its prompts. Cancellation leaves nothing behind."""
+    async def count(
+        self, fields: RequestFields, model: str, replicas: Iterable[Replica], tenant: str = "", *, waits: bool = False
+    ) -> TokenCount:
+        """Prompt tokens of a request, over all its prompts. Cancellation leaves nothing behind.
+
+        `waits`: for the exact count, however long it takes. `tenant`: what its requests taught makes only its own
+        quicker, since how long a count takes would tell others what they contained.
+        """
         began_s = self._clock()
         if fields.messages is None and fields.prompt is None:
             # Nothing to count: sound, or bodies of which only the size is known.
             size = fields.estimated_tokens
-            estimate = self._ratios.estimate(model, fields.num_body_bytes) if size is None else size
-            return TokenCount(estimate, "bytes", 0.0, self._clock() - began_s)
+            return self._counted(self._estimate(fields, model) if size is None else size, "bytes", began_s)
         num_ids = _given_ids(fields)
         if num_ids is not None:
-            return TokenCount(num_ids, "local", 0.0, self._clock() - began_s)
-        key = None
+            return self._counted(num_ids, "local", began_s)
+        asked = _Asked(fields, model, replicas, scope_of(model, tenant), began_s, local=self._local.get(model))
         if fields.num_body_bytes <= DIGEST_INLINE_BYTES:
-            key = _digest(fields, model)
-            if (known := self._recall(key)) is not None:
-                return TokenCount(known[0], known[1], 0.0, self._clock() - began_s)
-        tokenizer = self._tokenizers.get(model)
-        wait_s = 0.0
-        if tokenizer is not None:
+            asked.key = _key(asked)
+            if (known := self._prompts.get(asked.key)) is not None:
+                self._prompts.used((asked.key,))
+                return self._counted(*known, began_s)
+        if (inline := self._count_inline(asked)) is not None:
+            return inline
+        if waits:
+            return await self._count_exactly(asked)
+        return await self._count_patiently(asked)
+
+    def _count_inline(self, asked: _Asked) -> TokenCount | None:
+        """The count, where it takes no time to speak of; else what could be prepared is in `asked`."""
+        local, fields = asked.local, asked.fields
+        if local is None or fields.num_body_bytes > INLINE_BODY_BYTES or _num_prompts(fields) > INLINE_MESSAGES:
+            return None
+        try:
+            asked.work = work = local.begin(fields, asked.scope)
+            if work.num_missing_bytes > INLINE_S * local.encoder.bytes_per_s:
+                return None
+            local.finish(work)
+        except Exception as error:
+            self._not_local(asked, error)
+            return None
+        return self._counted_locally(asked, work, 0.0)
+
+    async def _count_patiently(self, asked: _Asked) -> TokenCount:
+        task = asyncio.create_task(self._count_exactly(asked), name="count")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        if self._expected_s(asked) <= self._patience_s:
             try:
-                tokens, wait_s = await self._count_locally(tokenizer, fields, model, key)
-                return TokenCount(tokens, "local", wait_s, self._clock() - began_s - wait_s)
-            except TemplateRefused as error:
-                logger.debug("the chat template of %s refused a request: %s", model, error)
-            except Exception:
-                logger.exception("counting tokens of %s failed", model)
-        asked = await self._ask_replicas(fields, model, replicas)
-        if asked is not None:
-            if key is not None:
-                self._remember(key, asked, "replica")
-            return TokenCount(asked, "replica", wait_s, self._clock() - began_s - wait_s)
-        estimate = self._ratios.estimate(model, fields.num_body_bytes)
-        return TokenCount(estimate, "bytes", wait_s, self._clock() - began_s - wait_s)
+                await asyncio.wait((task,), timeout=self._patience_s)
+            except asyncio.CancelledError:
+                task.cancel()
+                raise
+            if task.done():
+                return task.result()
+        estimate = self._estimate(asked.fields, asked.model)
+        return TokenCount(estimate, "bytes", 0.0, self._clock() - asked.began_s, task)
 
-    async def _count_locally(
-        self, tokenizer: ModelTokenizer, fields: RequestFields, model: str, key: bytes | None
-    ) -> tuple[int, float]:
-        """Tokens, and the seconds waited for a thread."""
-        if fields.num_body_bytes <= INLINE_BYTES and key is not None:
-            tokens = _count(tokenizer, fields)
-            self._remember(key, tokens, "local")
-            return tokens, 0.0
+    async def _count_exactly(self, asked: _Asked) -> TokenCount:
+        """From the best source that has an answer."""
+        if asked.local is not None:
+            try:
+                return await self._count_on_thread(asked, asked.local)
+            except Exception as error:
+                self._not_local(asked, error)
+        tokens = await self._replicas.count(asked.fields, asked.model, asked.replicas)
+        if tokens is None:
+            return self._counted(self._estimate(asked.fields, asked.model), "bytes", asked.began_s)
+        if asked.key is not None:
+            self._prompts.put(asked.key, (tokens, "replica"))
+        return self._counted(tokens, "replica", asked.began_s)
 
-        def work() -> tuple[bytes, int]:
-            digest = _digest(fields, model) if key is None else key
-            known = self._cache.get(digest)
-            return digest, _count(tokenizer, fields) if known is None else known[0]
+    async def _count_on_thread(self, asked: _Asked, local: LocalCounter) -> TokenCount:
+        def count() -> Work | int:
+            if asked.key is None:
+                asked.key = _key(asked)
+                if (known := self._prompts.get(asked.key)) is not None:
+                    return known[0]
+            work = asked.work or local.begin(asked.fields, asked.scope)
+            local.finish(work)
+            return work
 
-        done = await self._pool.run(work, fields.num_body_bytes / BYTES_PER_S)
-        self._remember(*done.result, "local")
-        return done.result[1], done.wait_s
+        done = await self._pool.run(count, self._expected_s(asked))
+        if isinstance(done.result, int):
+            return self._counted(done.result, "local", asked.began_s, done.wait_s)
+        return self._counted_locally(asked, done.result, done.wait_s)
 
-    async def _ask_replicas(self, fields: RequestFields, model: str, replicas: Iterable[Replica]) -> int | None:
-        bodies = _tokenize_bodies(fields, model)
-        if not 0 < len(bodies) <= MAX_ASKED_PROMPTS:
-            return None
-        now_s = self._clock()
-        for replica in replicas:
-            can = TOKENIZE in replica.features and replica.is_available and model in replica.models
-            if not can or now_s < self._paused_until_s.get(replica.replica_id, now_s):
-                continue
-            prober = Prober(self._http, replica.url, replica.authorization, REPLICA_TIMEOUT_S)
-            counts = [await _ask(prober, body) for body in bodies]
-            if None not in counts:
-                return sum(count for count in counts if count is not None)
-            self._paused_until_s[replica.replica_id] = now_s + REPLICA_PAUSE_S
-            return None
-        return None
+    def _counted_locally(self, asked: _Asked, work: Work, wait_s: float) -> TokenCount:
+        assert asked.local is not None
+        asked.local.remember(work)
+        if asked.key is not None:
+            self._prompts.put(asked.key, (work.num_tokens, "local"))
+        self._ratios.learn(asked.model, _num_text_bytes(asked.fields), work.num_tokens)
+        return self._counted(work.num_tokens, "local", asked.began_s, wait_s)
 
-    def _recall(self, key: bytes) -> tuple[int, Source] | None:
-        known = self._cache.get(key)
-        if known is not None:
-            self._cache.move_to_end(key)
-        return known
+    def _counted(self, tokens: int, source: Source, began_s: float, wait_s: float = 0.0) -> TokenCount:
+        return TokenCount(tokens, source, wait_s, self._clock() - began_s - wait_s)
 
-    def _remember(self, key: bytes, tokens: int, source: Source) -> None:
-        self._cache[key] = (tokens, source)
-        self._cache.move_to_end(key)
-        if len(self._cache) > CACHE_ENTRIES:
-            self._cache.popitem(last=False)
+    def _not_local(self, asked: _Asked, error: Exception) -> None:
+        asked.local = asked.work = None
+        if isinstance(error, TemplateRefused):
+            logger.debug("the chat template of %s refused a request: %s", asked.model, error)
+        else:
+            logger.error("counting tokens of %s failed", asked.model, exc_info=error)
+
+    def _expected_s(self, asked: _Asked) -> float:
+        """Seconds of a thread's time; of a replica's nothing is known."""
+        if asked.local is None:
+            return 0.0
+        work = asked.work
+        num_bytes = _num_text_bytes(asked.fields) if work is None else work.num_missing_bytes
+        return num_bytes / asked.local.encoder.bytes_per_s
+
+    def _estimate(self, fields: RequestFields, model: str) -> int:
+        return self._ratios.estimate(model, _num_text_bytes(fields))
 
 
 def make_pool(clock: Callable[[], float]) -> WorkPool:
@@ -186,36 +263,25 @@ def _given_ids(fields: RequestFields) -> int | None:
     return sum(map(len, prompt)) if isinstance(prompt[0], list) else None
 
 
-def _texts(fields: RequestFields) -> list[str]:
-    if isinstance(fields.prompt, str):
-        return [fields.prompt]
-    return [text for text in fields.prompt or () if isinstance(text, str)]
-
-
-def _count(tokenizer: ModelTokenizer, fields: RequestFields) -> int:
+def _num_prompts(fields: RequestFields) -> int:
+    """Messages, or prompts of a completion."""
     if fields.messages is not None:
-        return tokenizer.count_chat(fields.messages, fields.tools)
-    return tokenizer.count_text(_texts(fields))
+        return len(fields.messages)
+    return len(fields.prompt) if isinstance(fields.prompt, list) else 1
 
 
-def _digest(fields: RequestFields, model: str) -> bytes:
-    """Of everything that the count depends on."""
-    content = [model, fields.messages, fields.tools, fields.prompt]
-    return hashlib.blake2b(orjson.dumps(content), digest_size=16).digest()
+def _num_text_bytes(fields: RequestFields) -> int:
+    """How much of a body is text: pictures and sound are written as text too, and cost no tokens for it."""
+    messages = fields.messages or ()
+    if not any(type(message.get("content")) is list for message in messages):
+        return fields.num_body_bytes
+    contents = (message.get("content") for message in messages)
+    parts = (part for content in contents for part in (content if type(content) is list else (content,)))
+    texts = (part.get("text") if type(part) is dict else part for part in parts)
+    return sum(len(text.encode()) for text in texts if type(text) is str)
 
 
-def _tokenize_bodies(fields: RequestFields, model: str) -> list[dict[str, Any]]:
-    if fields.messages is None:
-        return [{"model": model, "prompt": text} for text in _texts(fields)]
-    body = {"model": model, "messages": fields.messages, "add_generation_prompt": True}
-    return [body | {"tools": fields.tools} if fields.tools is not None else body]
-
-
-async def _ask(prober: Prober, body: dict[str, Any]) -> int | None:
-    try:
-        answer = await prober.ask("/tokenize", json=body)
-    except TimeoutError:
-        return None
-    data = answer.json() if answer is not None and answer.status == 200 else None
-    count = data.get("count") if isinstance(data, dict) else None
-    return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None
+def _key(asked: _Asked) -> bytes:
+    """Digest of everything that the count depends on."""
+    fields = asked.fields
+    return digest(orjson.dumps([fields.messages, fields.tools, fields.prompt]), asked.scope)

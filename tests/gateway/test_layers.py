@@ -71,11 +71,11 @@ async def test_time_planted_in_tokenize() -> None:
     async with FakeReplica(answers()) as replica, gateway_for(replica, clock=clock) as gateway:
         count = gateway.tokens.count
 
-        async def slowly(*args: Any) -> Any:
+        async def slowly(*args: Any, **options: Any) -> Any:
             clock.now_s += PLANTED_S
-            return await count(*args)
+            return await count(*args, **options)
 
-        gateway.tokens.count = slowly  # type: ignore[method-assign, assignment]
+        gateway.tokens.count = slowly  # type: ignore[method-assign]
         await HandDriven(gateway, CHAT).start(BODY).ended()
         assert _spent(_record(gateway)) == {"tokenize": PLANTED_S}
 

@@ -115,12 +115,16 @@ async def test_gauges_are_read_when_asked_for() -> None:
     async with httpx.AsyncClient() as http:
         pool = ReplicaPool(config, http, time.monotonic, lambda _: None)
         waiting = 3
-        metrics.bind(core, pool, num_counts_waiting=lambda: waiting, num_lines_dropped=lambda: 2)
+        encoders = {"m": "tiktoken"}
+        metrics.bind(
+            core, pool, num_counts_waiting=lambda: waiting, encoders=lambda: encoders, num_lines_dropped=lambda: 2
+        )
         assert value(metrics, "tailgate_requests_in_flight") == 0
         assert value(metrics, "tailgate_requests_queued", lane="standard") == 0
         assert value(metrics, "tailgate_in_flight_tokens", replica="r1") == 0
         assert value(metrics, "tailgate_replica_available", replica="r1") == 0
         assert value(metrics, "tailgate_tokenizer_waiting") == 3
+        assert value(metrics, "tailgate_tokenizer_info", model="m", encoder="tiktoken") == 1
         assert value(metrics, "tailgate_access_log_dropped_total") == 2
         pool.get("r1").is_available = True
         waiting = 0
