@@ -92,6 +92,7 @@ class Progress:
 def run_up(options: UpOptions) -> int:
     """Runs until a signal, or until the engine dies. The exit code. Raises ListenError, EngineError, ConfigError."""
     # Before an engine is loaded for nothing.
+    _check_engine_arguments(options.engine_arguments)
     parse_config(
         {"replicas": [{"url": "http://127.0.0.1"}], "log": {"access": options.access_log}}, source="tailgate up"
     )
@@ -122,6 +123,18 @@ def run_up(options: UpOptions) -> int:
             return 130
         finally:
             engine.stop()
+
+
+def _check_engine_arguments(arguments: Sequence[str]) -> None:
+    """Raises EngineError for what the engine would take, and the gateway then miss."""
+    given = {argument.partition("=")[0] for argument in arguments}
+    if "--help" in given:
+        raise EngineError("the engine's options are listed by: tailgate-backend serve --help")
+    if "--export-tokenizer" in given:
+        raise EngineError(
+            "--export-tokenizer can't be given here: the gateway needs the engine's tokenizer in a folder of its own; "
+            "for another copy: tailgate-backend serve --export-tokenizer FOLDER"
+        )
 
 
 def _command(options: UpOptions, folder: str) -> list[str]:

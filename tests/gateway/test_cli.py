@@ -368,6 +368,23 @@ async def test_an_access_log_that_cannot_be_opened_keeps_the_gateway_from_starti
     assert (result.exit_code, "log.access" in result.output, "engine" in result.output) == (1, True, False)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--help"], "tailgate-backend serve --help"),
+        (["--threads", "1", "--help"], "tailgate-backend serve --help"),
+        (["--export-tokenizer", "/tmp/x"], "--export-tokenizer can't be given here"),
+        (["--export-tokenizer=/tmp/x"], "--export-tokenizer can't be given here"),
+    ],
+)
+def test_up_refuses_engine_options_that_it_could_not_follow(arguments: list[str], told: str) -> None:
+    """In words, before an engine is started: it would show its help to nobody, or export to where nobody looks."""
+    result = CliRunner().invoke(app, ["up", "--port", "0", "--", *arguments])
+    assert result.exit_code == 1
+    assert told in result.output
+    assert "exit code" not in result.output
+
+
 async def test_serve_writes_an_access_log_where_it_is_told(tmp_path: Path) -> None:
     """Whatever the file of the configuration says."""
     async with tiny_replica(health=(200, ""), v1_models=models_page("m")) as fake:
