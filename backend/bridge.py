@@ -3,14 +3,17 @@
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
 
-from .engine import Engine
+from .engine import Engine, EngineStoppedError
 from .outputs import ErrorOutput, Output, TokenOutput
 from .sequence import GenerationRequest
 
 logger = logging.getLogger(__name__)
+
+_STOPPED = "the engine was stopped"
 
 
 class GenerationError(Exception):
@@ -21,7 +24,8 @@ class Stream:
     """The outputs of requests that share one answer, as an async iterator and a context manager.
 
     Each item is what one engine step said about them. Ends when every choice is finished; raises `GenerationError`
-    when the engine fails one. Leaving the context early, by cancellation too, aborts what is unfinished.
+    when the engine fails one, `EngineStoppedError` when it ends before. Leaving the context early, by cancellation
+    too, aborts what is unfinished.
     """
 
     def __init__(self, bridge: "Bridge", requests: Sequence[GenerationRequest]) -> None:
@@ -52,6 +56,8 @@ class Stream:
         tokens: list[TokenOutput] = []
         for output in await self._batches.get():
             if isinstance(output, ErrorOutput):
+                if output.is_stopped:
+                    raise EngineStoppedError(output.message)
                 del self._unfinished[output.request_id]
                 raise GenerationError(output.message)
             tokens.append(output)
@@ -68,6 +74,8 @@ class Bridge:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._streams: dict[str, Stream] = {}
+        self._deadlines: set[asyncio.Timeout] = set()
+        self._is_stopped = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def attach(self) -> None:
@@ -80,6 +88,32 @@ class Bridge:
         """Requests whose streams are open."""
         return len(self._streams)
 
+    def stop(self) -> None:
+        """Give up on every answer that isn't complete, and on those that are asked for later. Idempotent."""
+        self._is_stopped = True
+        for deadline in self._deadlines:
+            deadline.reschedule(asyncio.get_running_loop().time())
+        self._deadlines.clear()
+        self._deliver([ErrorOutput(request_id, _STOPPED, is_stopped=True) for request_id in self._streams])
+
+    @asynccontextmanager
+    async def until_stopped(self) -> AsyncIterator[None]:
+        """`stop` ends what is awaited inside, with `EngineStoppedError`."""
+        if self._is_stopped:
+            raise EngineStoppedError(_STOPPED)
+        deadline = asyncio.timeout(None)
+        try:
+            async with deadline:
+                self._deadlines.add(deadline)
+                try:
+                    yield
+                finally:
+                    self._deadlines.discard(deadline)
+        except TimeoutError:
+            if deadline.expired():
+                raise EngineStoppedError(_STOPPED) from None
+            raise
+
     def stream(self, requests: Sequence[GenerationRequest]) -> Stream:
         """The stream of these requests, submitted when its context is entered.
 
@@ -89,6 +123,8 @@ class Bridge:
 
     def open(self, stream: Stream, requests: Iterable[GenerationRequest]) -> None:
         """Submit a stream's requests."""
+        if self._is_stopped:
+            raise EngineStoppedError(_STOPPED)
         accepted = list(requests)
         self._engine.submit(accepted)
         for request in accepted:

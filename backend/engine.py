@@ -18,12 +18,14 @@ from .metrics import Metrics
 from .outputs import ErrorOutput, FinishReason, Output, Timing, TokenOutput
 from .runner import RunnerRow
 from .sampler import SampledToken, Sampler
-from .scheduler import Scheduler, Step, StepRow
+from .scheduler import Scheduler, StepRow
 from .sequence import GenerationRequest
 from .sequence import Sequence as EngineSequence
 from .text import Detokenizer, TextStream
 
 logger = logging.getLogger(__name__)
+
+_FAILED = "the engine failed on this request"
 
 
 class EngineStoppedError(Exception):
@@ -183,7 +185,7 @@ class Engine:
         # Requests that came in while it stopped get their error, too.
         while not self._inbox.empty():
             self._handle(self._inbox.get())
-        self._fail(list(self._live), "the engine was stopped")
+        self._fail(list(self._live), "the engine was stopped", is_stopped=True)
 
     def _handle(self, message: _Submit | _Abort | _Stop) -> None:
         match message:
@@ -191,7 +193,11 @@ class Engine:
                 for request in requests:
                     live = _Live(request, num_choices_to_start=request.num_choices - 1)
                     self._live[request.request_id] = live
-                    self._start_choice(live, request.first_choice)
+                    try:
+                        self._start_choice(live, request.first_choice)
+                    except Exception:
+                        logger.exception("request %s could not be started", request.request_id)
+                        self._fail([request.request_id], _FAILED)
             case _Abort(request_ids):
                 for request_id in request_ids:
                     self._forget(request_id)
@@ -213,13 +219,13 @@ class Engine:
             for sequence in live.sequences.values():
                 self._scheduler.finish(sequence)
 
-    def _fail(self, request_ids: Iterable[str], message: str) -> None:
+    def _fail(self, request_ids: Iterable[str], message: str, *, is_stopped: bool = False) -> None:
         failed = [request_id for request_id in dict.fromkeys(request_ids) if request_id in self._live]
         for request_id in failed:
             self._forget(request_id)
             self._metrics.observe_failure()
         if failed:
-            self._publish([ErrorOutput(request_id, message) for request_id in failed])
+            self._publish([ErrorOutput(request_id, message, is_stopped=is_stopped) for request_id in failed])
 
     def _step(self) -> None:
         started_s = self._clock()
@@ -238,17 +244,31 @@ class Engine:
                 self._metrics.observe_scheduled(row.sequence.num_prompt_tokens, row.sequence.cached_prompt_tokens)
         last_rows = [row for row in step.rows if row.reaches_end]
         try:
-            forward_s, tokens = self._compute(step, last_rows)
+            forward_s, logits = self._forward(step.rows)
         except Exception:
             logger.exception("a step of %d sequences failed", len(step.rows))
-            self._fail((row.sequence.request.request_id for row in step.rows), "the engine failed on this request")
+            self._fail((row.sequence.request.request_id for row in step.rows), _FAILED)
             return
         for row in step.rows:
             row.sequence.computed(row.num_tokens)
+        tokens = self._sample([row.sequence for row in last_rows], logits)
         now_s = self._clock()
-        outputs = [self._accept(row.sequence, token, now_s) for row, token in zip(last_rows, tokens, strict=True)]
+        outputs = []
+        failed = [
+            row.sequence.request.request_id for row, token in zip(last_rows, tokens, strict=True) if token is None
+        ]
+        for row, token in zip(last_rows, tokens, strict=True):
+            sequence = row.sequence
+            if token is None or sequence.request.request_id in failed:
+                continue
+            try:
+                outputs.append(self._accept(sequence, token, now_s))
+            except Exception:
+                logger.exception("request %s failed on a token", sequence.request.request_id)
+                failed.append(sequence.request.request_id)
         if outputs:
             self._publish(outputs)
+        self._fail(failed, _FAILED)
         self._metrics.observe_step(
             step_s=self._clock() - started_s,
             forward_s=forward_s,
@@ -257,10 +277,10 @@ class Engine:
             num_policy_errors=self._scheduler.num_policy_errors - num_policy_errors,
         )
 
-    def _compute(self, step: Step, last_rows: Sequence[StepRow]) -> tuple[float, list[SampledToken]]:
-        """Forward and sample. Returns the seconds the forward took and a token for each of `last_rows`."""
-        if not step.rows:
-            return 0.0, []
+    def _forward(self, step_rows: Sequence[StepRow]) -> tuple[float, torch.Tensor]:
+        """The seconds it took, and the logits of the rows that reach their end."""
+        if not step_rows:
+            return 0.0, torch.empty(0)
         rows = [
             RunnerRow(
                 token_ids=row.token_ids,
@@ -268,23 +288,40 @@ class Engine:
                 block_table=row.sequence.block_table,
                 needs_logits=row.reaches_end,
             )
-            for row in step.rows
+            for row in step_rows
         ]
         started_s = self._clock()
         logits = self._runner.forward(rows)
-        forward_s = self._clock() - started_s
-        if not last_rows:
-            return forward_s, []
-        for position, row in enumerate(last_rows):
-            if row.sequence.num_output_tokens < row.sequence.request.min_tokens:
-                ends = self._eos_token_ids | row.sequence.request.stop_token_ids
+        return self._clock() - started_s, logits
+
+    def _sample(self, sequences: Sequence[EngineSequence], logits: torch.Tensor) -> list[SampledToken | None]:
+        """A token for each row of logits; None where that failed, which is no other's concern."""
+        if not sequences:
+            return []
+        try:
+            return [*self._draw(sequences, logits)]
+        except Exception:
+            logger.exception("sampling %d sequences together failed: now one by one", len(sequences))
+        tokens: list[SampledToken | None] = []
+        for position, sequence in enumerate(sequences):
+            sequence.rewind_generator()
+            try:
+                tokens += self._draw([sequence], logits[position : position + 1])
+            except Exception:
+                logger.exception("sampling request %s failed", sequence.request.request_id)
+                tokens.append(None)
+        return tokens
+
+    def _draw(self, sequences: Sequence[EngineSequence], logits: torch.Tensor) -> list[SampledToken]:
+        for position, sequence in enumerate(sequences):
+            if sequence.num_output_tokens < sequence.request.min_tokens:
+                ends = self._eos_token_ids | sequence.request.stop_token_ids
                 logits[position, list(ends)] = float("-inf")
-        tokens = self._sampler.sample(
+        return self._sampler.sample(
             logits,
-            [row.sequence.request.sampling for row in last_rows],
-            [row.sequence.generator for row in last_rows],
+            [sequence.request.sampling for sequence in sequences],
+            [sequence.generator for sequence in sequences],
         )
-        return forward_s, tokens
 
     def _accept(self, sequence: EngineSequence, token: SampledToken, now_s: float) -> TokenOutput:
         """Append a sampled token, see whether it ends the sequence."""

@@ -54,10 +54,11 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True)
 class ErrorOutput:
-    """The request failed as a whole; nothing more comes."""
+    """The request failed as a whole; nothing more comes. `is_stopped`: because the engine ends, not by its fault."""
 
     request_id: str
     message: str
+    is_stopped: bool = False
 
 
 Output = TokenOutput | ErrorOutput

@@ -122,7 +122,7 @@ def _draw(
 def _cut(weights: torch.Tensor, params: Sequence[SamplingParams]) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights [n, k] of the candidates that top_k and top_p leave, likeliest first, others 0; and their token ids."""
     vocab_size = weights.shape[1]
-    top_k = torch.tensor([[p.top_k or vocab_size] for p in params])
+    top_k = torch.tensor([[min(p.top_k or vocab_size, vocab_size)] for p in params])
     top_p = torch.tensor([[p.top_p] for p in params], dtype=torch.float64)
     num_candidates = min(vocab_size, max([_FIRST_CANDIDATES, *(p.top_k for p in params)]))
     while True:

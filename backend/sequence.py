@@ -95,6 +95,13 @@ class Sequence:
     def cached_idle_blocks(self) -> int:
         return self._blocks.count_idle(self.cached_blocks())
 
+    def rewind_generator(self) -> None:
+        """To before the draw of the next token: each token takes one number."""
+        self.generator = _generator(self.request.sampling.seed, self.choice)
+        if self.generator is not None:
+            for _ in range(self.num_output_tokens):
+                torch.rand((), dtype=torch.float64, generator=self.generator)
+
     def cached_blocks(self) -> list[int]:
         """While waiting, the blocks the prefix cache would supply; none once running.
 

@@ -19,12 +19,12 @@ from starlette.routing import Route
 from .api.answers import ChatAnswer, CompletionAnswer
 from .api.errors import ApiError, bad_request
 from .api.fields import DetokenizeBody, TokenizeBody
-from .api.generate import GenerateRoute
+from .api.generate import GenerateRoute, as_api_error
 from .api.http import ClientLeftError, parse_object, read_body
 from .api.logprobs import TokenTexts
 from .api.prepare import Preparer, Tokenizer, check_ids, validate
 from .bridge import Bridge
-from .engine import Engine
+from .engine import Engine, EngineStoppedError
 from .metrics import Metrics
 
 MAX_BODY_BYTES = 16 << 20
@@ -47,7 +47,10 @@ class ServedModel:
 def build_app(
     engine: Engine, metrics: Metrics, model: ServedModel, *, max_body_bytes: int = MAX_BODY_BYTES
 ) -> Starlette:
-    """The application. Its lifespan starts the engine's thread and stops it."""
+    """The application. Its lifespan starts the engine's thread and stops it.
+
+    `app.state.stop_answers()`, on the event loop, gives up on the answers that aren't complete.
+    """
     bridge = Bridge(engine)
     pool = ThreadPoolExecutor(_NUM_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
     preparer = Preparer(model.tokenizer, pool, model_names=model.names, max_model_len=engine.max_model_len)
@@ -82,6 +85,8 @@ def build_app(
     async def detokenize(request: Request) -> Response:
         body = validate(DetokenizeBody, await read_fields(request))
         preparer.check_model(body.model)
+        if len(body.tokens) > engine.max_model_len:
+            raise bad_request(f"tokens: at most {engine.max_model_len} at once", "tokens")
         tokens = check_ids(body.tokens, model.tokenizer.vocab_size, "tokens")
         text = await asyncio.get_running_loop().run_in_executor(
             pool, lambda: model.tokenizer.decode(tokens, skip_special_tokens=False)
@@ -116,13 +121,16 @@ def build_app(
     def generate(prepare: Any, answer: Any) -> GenerateRoute:
         return GenerateRoute(prepare, answer, bridge, token_texts, max_body_bytes=max_body_bytes)
 
-    return Starlette(
+    def guarded(handler: Handler) -> Handler:
+        return _guarded(handler, bridge)
+
+    app = Starlette(
         routes=[
             Route("/v1/chat/completions", generate(preparer.chat, ChatAnswer), methods=["POST"]),
             Route("/v1/completions", generate(preparer.completions, CompletionAnswer), methods=["POST"]),
-            Route("/v1/models", _guarded(models), methods=["GET"]),
-            Route("/tokenize", _guarded(tokenize), methods=["POST"]),
-            Route("/detokenize", _guarded(detokenize), methods=["POST"]),
+            Route("/v1/models", guarded(models), methods=["GET"]),
+            Route("/tokenize", guarded(tokenize), methods=["POST"]),
+            Route("/detokenize", guarded(detokenize), methods=["POST"]),
             Route("/health", health, methods=["GET"]),
             Route("/metrics", render_metrics, methods=["GET"]),
             Route("/version", show_version, methods=["GET"]),
@@ -130,17 +138,20 @@ def build_app(
         exception_handlers={HTTPException: _on_http_exception, Exception: _on_exception},
         lifespan=lifespan,
     )
+    app.state.stop_answers = bridge.stop
+    return app
 
 
-def _guarded(handler: Handler) -> Handler:
-    """Answer `ApiError` in its own words."""
+def _guarded(handler: Handler, bridge: Bridge) -> Handler:
+    """Answer `ApiError` in its own words, and a 503 when the server ends first."""
 
     @wraps(handler)
     async def guarded(request: Request) -> Response:
         try:
-            return await handler(request)
-        except ApiError as error:
-            return _error(error)
+            async with bridge.until_stopped():
+                return await handler(request)
+        except (ApiError, EngineStoppedError) as error:
+            return _error(as_api_error(error))
         except ClientLeftError:
             return Response(status_code=499)
 

@@ -9,6 +9,7 @@ from typing import Any
 import tokenizers
 
 from .chat_template import ChatTemplate
+from .token_bounds import most_bytes_per_token
 
 
 class Tokenizer:
@@ -39,6 +40,9 @@ class Tokenizer:
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._added = {token_id: token.content.encode() for token_id, token in added.items()}
         self._template = ChatTemplate(chat_template) if chat_template is not None else None
+        self._most_bytes = most_bytes_per_token(
+            backend, lambda token_id: self.bytes_of(token_id, skip_special_tokens=False)
+        )
 
     @property
     def has_chat_template(self) -> bool:
@@ -51,6 +55,10 @@ class Tokenizer:
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
+
+    def fewest_tokens(self, num_bytes: int) -> int:
+        """A text of so many bytes has at least so many tokens; 0 where that can't be told."""
+        return 0 if self._most_bytes is None else -(-num_bytes // self._most_bytes)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that aren't UTF-8 become U+FFFD."""

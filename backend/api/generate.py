@@ -51,17 +51,19 @@ class GenerateRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         try:
-            body = await read_body(headers, receive, self._max_body_bytes)
+            async with self._bridge.until_stopped():
+                body = await read_body(headers, receive, self._max_body_bytes)
         except ClientLeftError:
             return
-        except ApiError as error:
-            await send_error(send, error)
+        except (ApiError, EngineStoppedError) as error:
+            await send_error(send, as_api_error(error))
             return
         await until_disconnect(receive, self._respond(headers, body, send))
 
     async def _respond(self, headers: Headers, body: bytes, send: Send) -> None:
         try:
-            prepared = await self._prepare(parse_object(body), headers.get("x-vllm-priority"))
+            async with self._bridge.until_stopped():
+                prepared = await self._prepare(parse_object(body), headers.get("x-vllm-priority"))
             request_id = headers.get("x-request-id") or uuid.uuid4().hex
             answer = self._answer(prepared, request_id[:_MAX_REQUEST_ID_LENGTH], self._token_texts)
             async with self._bridge.stream(prepared.requests) as stream:
@@ -69,12 +71,8 @@ class GenerateRoute:
                     await self._send_stream(stream, answer, send)
                 else:
                     await self._send_whole(stream, answer, send)
-        except ApiError as error:
-            await send_error(send, error)
-        except GenerationError as error:
-            await send_error(send, ApiError(500, str(error)))
-        except EngineStoppedError as error:
-            await send_error(send, ApiError(503, str(error)))
+        except (ApiError, GenerationError, EngineStoppedError) as error:
+            await send_error(send, as_api_error(error))
 
     async def _send_whole(self, stream: Stream, answer: Answer, send: Send) -> None:
         async for outputs in stream:
@@ -91,14 +89,21 @@ class GenerateRoute:
         try:
             async for outputs in stream:
                 await _send_events(send, answer.chunks(outputs))
-        except GenerationError as error:
+        except (GenerationError, EngineStoppedError) as error:
             # The status is sent: the error can only be an event.
-            await _send_events(send, [ApiError(500, str(error)).to_dict()])
+            await _send_events(send, [as_api_error(error).to_dict()])
         else:
             usage = answer.usage_chunk()
             if usage is not None:
                 await _send_events(send, [usage])
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+
+def as_api_error(error: ApiError | GenerationError | EngineStoppedError) -> ApiError:
+    """503 for an engine that ends: another replica may be asked."""
+    if isinstance(error, ApiError):
+        return error
+    return ApiError(503 if isinstance(error, EngineStoppedError) else 500, str(error))
 
 
 async def _send_events(send: Send, events: Iterable[Mapping[str, Any]]) -> None:

@@ -18,6 +18,11 @@ from .errors import ApiError, bad_request, from_validation
 from .fields import ChatBody, CompletionBody, GenerationBody, Message, StreamOptions
 
 _MAX_CHOICES = 1024
+# Each is looked for in the text of every token.
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARACTERS = 4096
+_TOO_LONG = "context_length_exceeded"
+_MAX_PRIORITY = (1 << 31) - 1
 # OpenAI's and vLLM's default of text completions. Chat has none: the rest of the context.
 _DEFAULT_COMPLETION_TOKENS = 16
 
@@ -30,6 +35,7 @@ class Tokenizer(Protocol):
     @property
     def vocab_size(self) -> int: ...
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]: ...
+    def fewest_tokens(self, num_bytes: int) -> int: ...
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
     def bytes_of(self, token_id: int, *, skip_special_tokens: bool = True) -> bytes: ...
     def apply_chat_template(
@@ -101,22 +107,39 @@ class Preparer:
         arrival_s = self._clock()
         refusals.refuse_unsupported(fields, refusals.COMPLETIONS)
         body = validate(CompletionBody, fields)
+        self._check_sizes(body)
         prompts = _read_prompts(body.prompt, self._tokenizer.vocab_size)
+        max_tokens = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         add_special_tokens = body.add_special_tokens is not False
-        token_ids = [
-            await self.text_tokens(prompt, add_special_tokens=add_special_tokens) if isinstance(prompt, str) else prompt
-            for prompt in prompts
-        ]
+        token_ids: list[Sequence[int]] = []
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                prompt = await self.text_tokens(prompt, add_special_tokens=add_special_tokens)
+            # Before the next one is tokenised.
+            self._check_context(len(prompt), max_tokens, "prompt", "max_tokens")
+            token_ids.append(prompt)
         return self._prepare(
             body,
             token_ids,
             arrival_s=arrival_s,
             prompt_param="prompt",
-            max_tokens=_DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens,
+            max_tokens=max_tokens,
             max_tokens_param="max_tokens",
             num_logprobs=body.logprobs,
             header_priority=header_priority,
         )
+
+    def _check_sizes(self, body: CompletionBody) -> None:
+        """Raises a 400 before millions of items are looked at one by one."""
+        prompt = body.prompt
+        if not isinstance(prompt, list) or not prompt:
+            return
+        if isinstance(prompt[0], int):  # token ids are one prompt
+            prompt = [prompt]
+        _check_choices(len(prompt), body.n)
+        for item in prompt:
+            if isinstance(item, list) and len(item) > self.max_model_len:
+                raise self._too_long(str(len(item)), "prompt")
 
     async def chat_tokens(self, messages: Sequence[Message], *, add_generation_prompt: bool | None) -> list[int]:
         """Messages through the chat template."""
@@ -129,7 +152,7 @@ class Preparer:
                 )
             except ChatTemplateError as error:
                 raise bad_request(f"the model's chat template refuses these messages: {error}", "messages") from error
-            return self._tokenizer.encode(text)
+            return self._encode(text, "messages", add_special_tokens=False)
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, render_and_encode)
 
@@ -137,8 +160,15 @@ class Preparer:
         """Plain text."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._pool, lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            self._pool, lambda: self._encode(text, "prompt", add_special_tokens=add_special_tokens)
         )
+
+    def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+        """Raises a 400 for what can't fit: tokenising megabytes takes seconds, and gigabytes."""
+        fewest_tokens = self._tokenizer.fewest_tokens(len(text.encode()))
+        if fewest_tokens > self.max_model_len:
+            raise self._too_long(f"at least {fewest_tokens}", param)
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def check_model(self, name: str | None) -> str:
         """The model's name. None is the model that is served. Raises a 404."""
@@ -166,9 +196,7 @@ class Preparer:
         model = self.check_model(body.model)
         if body.stream_options is not None and not body.stream:
             raise bad_request("stream_options needs stream: true", "stream_options")
-        num_choices = 1 if body.n is None else body.n
-        if len(prompts) * num_choices > _MAX_CHOICES:
-            raise bad_request(f"{len(prompts)} prompts with n={num_choices}: at most {_MAX_CHOICES} choices", "n")
+        num_choices = _check_choices(len(prompts), body.n)
         sampling = SamplingParams(
             temperature=1.0 if body.temperature is None else body.temperature,
             top_p=1.0 if body.top_p is None else body.top_p,
@@ -217,22 +245,24 @@ class Preparer:
         if num_prompt_tokens == 0:
             raise bad_request("the prompt has no tokens", prompt_param)
         room = self.max_model_len - num_prompt_tokens
-        code = "context_length_exceeded"
         if room < 1:
-            raise bad_request(
-                f"the prompt has {num_prompt_tokens} tokens; this model's context is {self.max_model_len} tokens, "
-                "and the answer needs at least one of them",
-                prompt_param,
-                code,
-            )
+            raise self._too_long(str(num_prompt_tokens), prompt_param)
         if max_tokens is not None and max_tokens > room:
             raise bad_request(
                 f"the prompt has {num_prompt_tokens} tokens and {max_tokens_param} is {max_tokens}, "
                 f"{num_prompt_tokens + max_tokens} together; this model's context is {self.max_model_len} tokens",
                 max_tokens_param,
-                code,
+                _TOO_LONG,
             )
         return room
+
+    def _too_long(self, num_tokens: str, param: str) -> ApiError:
+        return bad_request(
+            f"the prompt has {num_tokens} tokens; this model's context is {self.max_model_len} tokens, "
+            "and the answer needs at least one of them",
+            param,
+            _TOO_LONG,
+        )
 
 
 def validate(model: type[B], fields: Mapping[str, Any]) -> B:
@@ -243,13 +273,23 @@ def validate(model: type[B], fields: Mapping[str, Any]) -> B:
         raise from_validation(error) from None
 
 
+def _check_choices(num_prompts: int, n: int | None) -> int:
+    """Choices of each prompt. Raises a 400 when that makes too many."""
+    num_choices = 1 if n is None else n
+    if num_prompts * num_choices > _MAX_CHOICES:
+        raise bad_request(f"{num_prompts} prompts with n={num_choices}: at most {_MAX_CHOICES} choices", "n")
+    return num_choices
+
+
 def _priority(wire: int | None, header: str | None) -> int:
     """Ours (higher first) from vLLM's (lower first); the header `X-Vllm-Priority` wins over the body."""
     if header is not None:
         try:
-            return -int(header)
+            wire = int(header)
         except ValueError:
             raise bad_request("the header X-Vllm-Priority must be an integer", "priority") from None
+        if abs(wire) > _MAX_PRIORITY:
+            raise bad_request(f"the header X-Vllm-Priority must be at most {_MAX_PRIORITY}, up or down", "priority")
     return -(wire or 0)
 
 
@@ -257,6 +297,10 @@ def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
     strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if "" in strings:
         raise bad_request("stop: a stop string must not be empty", "stop")
+    if len(strings) > MAX_STOP_STRINGS or sum(map(len, strings)) > MAX_STOP_CHARACTERS:
+        raise bad_request(
+            f"stop: at most {MAX_STOP_STRINGS} strings of {MAX_STOP_CHARACTERS} characters together", "stop"
+        )
     return strings
 
 

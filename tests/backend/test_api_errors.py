@@ -1,5 +1,6 @@
 """Bad input: the right status in OpenAI's shape, the field named, and the next request is served."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,6 +51,25 @@ BAD = [
     (CHAT, chat(temperature=-1), 400, "temperature"),
     (CHAT, chat(top_p=0), 400, "top_p"),
     (CHAT, chat(top_k=-2), 400, "top_k"),
+    (CHAT, chat(top_k=1 << 31), 400, "top_k"),
+    (CHAT, chat(top_k=1 << 63), 400, "top_k"),
+    (CHAT, chat(top_k=(1 << 64) - 1), 400, "top_k"),
+    (CHAT, chat(temperature=1e308), 400, "temperature"),
+    (CHAT, chat(min_p=1e308), 400, "min_p"),
+    (CHAT, chat(seed=1 << 63), 400, "seed"),
+    (CHAT, chat(seed=-(1 << 63)), 400, "seed"),
+    (CHAT, chat(priority=1 << 31), 400, "priority"),
+    (CHAT, chat(n=1 << 63), 400, "n"),
+    (CHAT, chat(max_tokens=1 << 63), 400, "max_tokens"),
+    (CHAT, chat(max_completion_tokens=1 << 63), 400, "max_completion_tokens"),
+    (CHAT, chat(min_tokens=1 << 63), 400, "min_tokens"),
+    (CHAT, chat(logprobs=True, top_logprobs=1 << 63), 400, "top_logprobs"),
+    (CHAT, chat(truncate_prompt_tokens=1 << 63), 400, "truncate_prompt_tokens"),
+    (CHAT, chat(stop_token_ids=[1 << 63]), 400, "stop_token_ids"),
+    (CHAT, chat(stop_token_ids=[1] * 1025), 400, "stop_token_ids"),
+    (CHAT, chat(stop=["x"] * 65), 400, "stop"),
+    (CHAT, chat(stop="x" * 4097), 400, "stop"),
+    (CHAT, chat(stop=["x" * 4096, "y"]), 400, "stop"),
     (CHAT, chat(n=0), 400, "n"),
     (CHAT, chat(n="2"), 400, "n"),
     (CHAT, chat(max_tokens=0), 400, "max_tokens"),
@@ -82,6 +102,13 @@ BAD = [
     (COMPLETIONS, completion(prompt=[-1]), 400, "prompt"),
     (COMPLETIONS, completion(prompt=[True]), 400, "prompt"),
     (COMPLETIONS, completion(prompt=["a"] * 100, n=100), 400, "n"),
+    (COMPLETIONS, completion(prompt=["a"] * 1025), 400, "n"),
+    (COMPLETIONS, completion(prompt=["a"] * 20_000), 400, "n"),
+    (COMPLETIONS, completion(prompt=[1] * 20_000), 400, "prompt"),
+    (COMPLETIONS, completion(prompt=[[1], [1] * 129]), 400, "prompt"),
+    (COMPLETIONS, completion(prompt=[1 << 63]), 400, "prompt"),
+    (COMPLETIONS, completion(prompt=[[1 << 63]]), 400, "prompt"),
+    (COMPLETIONS, completion(logprobs=1 << 63), 400, "logprobs"),
     (COMPLETIONS, completion(logprobs=21), 400, "logprobs"),
     (COMPLETIONS, completion(logprobs=True), 400, "logprobs"),
     (COMPLETIONS, completion(echo=True), 400, "echo"),
@@ -90,7 +117,10 @@ BAD = [
     ("/tokenize", b"{}", 400, "prompt"),
     ("/tokenize", orjson.dumps({"prompt": "a", "messages": MESSAGES}), 400, "prompt"),
     ("/tokenize", orjson.dumps({"prompt": "a", "model": "unknown"}), 404, "model"),
+    ("/tokenize", orjson.dumps({"prompt": "a" * 129}), 400, "prompt"),
     ("/detokenize", orjson.dumps({"tokens": [256]}), 400, "tokens"),
+    ("/detokenize", orjson.dumps({"tokens": [1 << 63]}), 400, "tokens"),
+    ("/detokenize", orjson.dumps({"tokens": [1] * 129}), 400, "tokens"),
     ("/detokenize", orjson.dumps({"tokens": "a"}), 400, "tokens"),
     ("/v1/embeddings", b"{}", 404, None),
 ]
@@ -176,10 +206,39 @@ async def test_a_failing_engine_step_is_a_500_or_the_last_event() -> None:
     assert after.status_code == 200
 
 
-async def test_a_wrong_priority_header_is_refused() -> None:
-    """The header wins over the body, so it must be a number."""
+async def test_numbers_at_their_bounds_are_served_together() -> None:
+    """The largest values that are accepted break nothing deeper down, for these or for who shares their steps."""
+    top = (1 << 31) - 1
+    bodies: list[dict[str, Any]] = [
+        {"top_k": top, "seed": (1 << 63) - 1, "n": 3},
+        {"top_k": top, "top_p": 5e-324, "seed": -(1 << 63) + 1},
+        {"temperature": 5e-324, "min_p": 1, "priority": top},
+        {"temperature": 2, "top_p": 1e-300, "min_p": 5e-324, "priority": -top - 1},
+        {"min_tokens": 4, "stop_token_ids": list(range(256)), "logprobs": 20},
+        {"stop": ["x" * 64] * 64, "temperature": 0},
+    ]
+    async with api(order="priority") as server:
+        answers = await asyncio.gather(
+            *(server.post(COMPLETIONS, prompt=[7, i], max_tokens=4, **body) for i, body in enumerate(bodies))
+        )
+    assert [answer.status_code for answer in answers] == [200] * len(bodies)
+
+
+async def test_what_can_not_fit_is_refused_without_being_tokenised() -> None:
+    """Text that is too long in any case, and more prompts than an answer may have choices."""
     async with api() as server:
-        response = await ask(server.port, COMPLETIONS, completion(), ("X-Vllm-Priority", "high"))
+        for fields in ({"prompt": "a" * 129}, {"prompt": ["a"] * 1025}):
+            assert (await server.post(COMPLETIONS, **fields)).status_code == 400
+        chat_answer = await server.post(CHAT, messages=[{"role": "user", "content": "x" * 90_000}])
+        assert chat_answer.json()["error"]["code"] == "context_length_exceeded"
+        assert not server.tokenizer.is_encoding.is_set()
+
+
+@pytest.mark.parametrize("value", ["high", str(1 << 31), "9" * 400])
+async def test_a_wrong_priority_header_is_refused(value: str) -> None:
+    """The header wins over the body, so it must be a number of the body's range."""
+    async with api() as server:
+        response = await ask(server.port, COMPLETIONS, completion(), ("X-Vllm-Priority", value))
     assert response.status == 400
     assert orjson.loads(response.body)["error"]["param"] == "priority"
 

@@ -1,18 +1,20 @@
 """The engine's promises over the fake model: what is generated, when it ends, what an abort or a failure does."""
 
+import itertools
 import threading
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from backend.engine import EngineStoppedError
 from backend.outputs import FinishReason
 from backend.runner import RunnerRow
-from backend.sampler import SamplingParams
+from backend.sampler import SampledToken, Sampler, SamplingParams
 from policies.batching import Composer
 from policies.types import EngineLike, StepPlan, StepRow
 
-from .collect import collect, run_all
+from .collect import Collected, collect, run_all
 from .fake_model import EOS, expected_tokens, make_engine, request
 
 
@@ -90,6 +92,69 @@ def test_choices_share_the_prompt_and_differ_by_seed() -> None:
     assert runs[0] == runs[1]
     assert len({tuple(tokens) for tokens in runs[0]}) == 3
     assert all(len(tokens) == 12 for tokens in runs[0])
+
+
+def test_a_sampler_that_fails_for_one_row_fails_that_request_alone() -> None:
+    """The others, seeded ones too, say what they say without it; all choices of the failed one end in one error."""
+
+    class Failing(Sampler):
+        def sample(
+            self,
+            logits: torch.Tensor,
+            params: Sequence[SamplingParams],
+            generators: Sequence[torch.Generator | None],
+        ) -> list[SampledToken]:
+            tokens = super().sample(logits, params, generators)
+            if any(row.top_k == 13 and tokens for row in params) and next(steps) >= 3:
+                raise RuntimeError("this row can't be sampled")
+            return tokens
+
+    def said(*, with_bad: bool) -> Collected:
+        engine, _, _, _ = make_engine()
+        engine._sampler = Failing()
+        collected = collect(engine)
+        hot = {f"hot {seed}": SamplingParams(temperature=4.0, seed=seed) for seed in range(3)}
+        requests = [
+            request(name, prompt(5, 3), 20, sampling=sampling, ignore_eos=True) for name, sampling in hot.items()
+        ]
+        if with_bad:
+            bad = SamplingParams(temperature=4.0, top_k=13)
+            requests.insert(1, request("bad", prompt(9, 4), 20, sampling=bad, num_choices=2, ignore_eos=True))
+        engine.submit(requests)
+        run_all(engine)
+        assert engine.held_blocks == 0
+        return collected
+
+    steps = itertools.count()
+    alone, together = said(with_bad=False), said(with_bad=True)
+    assert list(together.errors) == ["bad"]
+    assert 0 < len(together.tokens("bad")) < 20
+    for seed in range(3):
+        assert together.tokens(f"hot {seed}") == alone.tokens(f"hot {seed}")
+        assert len(alone.tokens(f"hot {seed}")) == 20
+
+
+def test_a_detokenizer_that_fails_fails_its_request_alone() -> None:
+    """What goes wrong after sampling is no other request's concern either, and the engine goes on."""
+
+    class Failing:
+        def push(self, token_id: int) -> str:
+            raise RuntimeError("no text")
+
+        def flush(self) -> str:
+            return ""
+
+    engine, _, _, _ = make_engine()
+    collected = collect(engine)
+    new = engine._new_detokenizer
+    engine._new_detokenizer = lambda skip: new(skip) if skip else Failing()
+    engine.submit(
+        [request("good", prompt(5), 6, ignore_eos=True), request("bad", prompt(6), 6, skip_special_tokens=False)]
+    )
+    run_all(engine)
+    assert list(collected.errors) == ["bad"]
+    assert len(collected.tokens("good")) == 6
+    assert engine.held_blocks == 0
 
 
 def test_max_tokens_ends_with_length() -> None:

@@ -29,6 +29,8 @@ def draw(params: SamplingParams, num_draws: int = NUM_DRAWS, logits: torch.Tenso
         (SamplingParams(temperature=0.5), [p * p for p in PROBABILITIES]),
         (SamplingParams(top_k=2), [0.5, 0.25]),
         (SamplingParams(top_k=99), PROBABILITIES),
+        (SamplingParams(top_k=1 << 63), PROBABILITIES),
+        (SamplingParams(top_k=1 << 63, top_p=0.75), [0.5, 0.25]),
         (SamplingParams(top_p=0.75), [0.5, 0.25]),
         (SamplingParams(top_p=0.76), [0.5, 0.25, 0.125]),
         (SamplingParams(top_p=0.01), [1.0]),
