@@ -437,7 +437,7 @@ class TestNoWayElsewhere:
 
     @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
     async def test_not_by_a_redirect(self, status: int) -> None:
-        """Neither of a request nor of a probe: it isn't followed."""
+        """It goes to the client as it is, and nobody follows it here."""
         async with FakeReplica(answers()) as victim, FakeReplica(answers()) as replica:
 
             async def away(call: Any) -> None:
