@@ -137,14 +137,14 @@ class UnknownModel(GatewayError):
     outcome = "bad-request"
     code = "model_not_found"
 
-    def __init__(self, model: str, served: list[str]) -> None:
+    def __init__(self, model: str | None, served: list[str]) -> None:
+        """`model` None: none was named, and there is no default."""
         known = ", ".join(f"`{name}`" for name in served) or "none at the moment"
-        what = f"The model `{model[:200]}` does not exist." if model else "The request must name a model."
-        super().__init__(
-            f"{what} Served here: {known}.",
-            param="model",
-            reason=Reason.UNKNOWN_MODEL,
-        )
+        if model is None:
+            message = f"The request names no model and no default_model is set; served here: {known}."
+        else:
+            message = f"The model `{model[:200]}` does not exist. Served here: {known}."
+        super().__init__(message, param="model", reason=Reason.UNKNOWN_MODEL)
 
 
 class NotFound(GatewayError):

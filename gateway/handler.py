@@ -78,6 +78,8 @@ class Pool(Protocol):
     def all(self) -> Iterable[Any]: ...
     def resolve(self, model: str | None) -> str | None: ...
     def only_model(self, feature: str) -> str | None: ...
+    @property
+    def default_model(self) -> str | None: ...
     def report_failure(self, replica_id: str) -> None: ...
     def report_success(self, replica_id: str) -> None: ...
 
@@ -244,8 +246,8 @@ class Handler:
         return LightPlace(self._dispatcher, request, self._pool) if route.is_light else self._dispatcher.place(request)
 
     def _resolve(self, route: Route, asked: str | None, feature: str, key: Key) -> str:
-        model = self._pool.resolve(asked)
-        if model is None and asked is None and feature == TGI:  # whose bodies name none
+        model = self._pool.resolve(asked or None)
+        if model is None and not asked and feature == TGI:  # whose bodies name none
             model = self._pool.only_model(feature)
         replicas = list(self._pool.all())
         if model is not None:
@@ -259,7 +261,7 @@ class Handler:
             # A replica whose models aren't known yet may be the one.
             raise Overloaded(Reason.NO_REPLICA)
         names = {name for replica in replicas for name in replica.models if key.may_use(name)}
-        raise UnknownModel(asked or "", sorted(names))
+        raise UnknownModel(asked or self._pool.default_model, sorted(names))
 
     async def _count(self, fields: RequestFields, model: str, record: Record, *, waits: bool) -> TokenCount:
         record.enter(Layer.TOKENIZE, self._clock())

@@ -1,6 +1,9 @@
 """Questions a gateway asks a replica, each bounded in time and size. None of them raises for what a replica does."""
 
 import asyncio
+import os
+import socket
+import ssl
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -53,6 +56,8 @@ class Prober:
         self._http = http
         self._url = url
         self._timeout_s = timeout_s
+        self._trouble = ""
+        """Why the last question without an answer had none."""
         # Not packed: what arrives is then what is counted against the bound.
         self._headers = {"accept-encoding": "identity"}
         if authorization is not None:
@@ -79,26 +84,35 @@ class Prober:
                 )
                 async with request as response:
                     if response.headers.get("content-encoding", "identity") != "identity":
+                        self._trouble = f"a packed answer at {path}"
                         return None
                     async for piece in response.aiter_raw():
                         received += piece
                         if len(received) > MAX_ANSWER_BYTES:
+                            self._trouble = f"an answer over {MAX_ANSWER_BYTES} bytes at {path}"
                             return None
                     return Answer(response.status_code, bytes(received))
         except httpx.TimeoutException as error:
             raise TimeoutError from error
-        except (httpx.HTTPError, httpx.InvalidURL):
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            self._trouble = _in_words(error)
             return None
 
-    async def health(self) -> Health:
-        """/health, or /v1/models of a server that has no /health (plain OpenAI ones)."""
+    async def health(self) -> tuple[Health, str]:
+        """/health, or /v1/models of a server that has no /health (plain OpenAI ones); and why it isn't green."""
+        path = "/health"
         try:
-            answer = await self.ask("/health")
+            answer = await self.ask(path)
             if answer is not None and answer.status in (404, 405, 501):
-                answer = await self.ask("/v1/models")
+                path = "/v1/models"
+                answer = await self.ask(path)
         except TimeoutError:
-            return Health.SLOW
-        return Health.GREEN if answer is not None and 200 <= answer.status < 300 else Health.DOWN
+            return Health.SLOW, f"no answer from {path} within {self._timeout_s:g} s"
+        if answer is None:
+            return Health.DOWN, self._trouble
+        if not 200 <= answer.status < 300:
+            return Health.DOWN, f"status {answer.status} at {path}"
+        return Health.GREEN, ""
 
     async def models(self) -> Mapping[str, ModelCard] | None:
         """Names and cards of /v1/models; None where there is no such answer."""
@@ -172,6 +186,20 @@ class Prober:
             return {}
         data = answer.json() if answer is not None and answer.status == 200 else None
         return data if isinstance(data, dict) else {}
+
+
+def _in_words(error: BaseException) -> str:
+    """What the system says beneath what the HTTP library made of it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, socket.gaierror):
+            return "no such host"
+        if isinstance(cause, ssl.SSLError):
+            return f"TLS: {getattr(cause, 'verify_message', None) or cause.reason}"
+        if isinstance(cause, OSError) and cause.errno:
+            return os.strerror(cause.errno).lower()
+        cause = cause.__cause__ or cause.__context__
+    return str(error)[:200] or type(error).__name__
 
 
 def _count(value: object) -> int | None:

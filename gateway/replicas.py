@@ -194,21 +194,31 @@ class ReplicaPool:
         return {name: _served(name, replicas) for name, replicas in serving.items()}
 
     def resolve(self, model: str | None) -> str | None:
-        """The name behind a name, an alias, or nothing (the default model). None: there is no such model.
+        """The name behind a name, an alias, or nothing: the default model, else the only one. None: there is none such.
 
         A model that the configuration or a replica names is known even while no replica that serves it is available.
         """
-        name = self._config.default_model if model is None else model
+        name = self.default_model if model is None else model
         if name is None:
-            return None
+            return self.only_model()
         if any(name in replica.models for replica in self._replicas.values()) or name in self._names:
             return name
         return self.aliases.get(name) or (self.only_model(TGI) if name == TGI_MODEL else None)
 
-    def only_model(self, feature: str) -> str | None:
-        """The model of all replicas that can do this; None where they serve none or several."""
-        able = (replica for replica in self._replicas.values() if feature in replica.features)
-        names = {replica.base_model or name for replica in able for name in replica.models}
+    @property
+    def default_model(self) -> str | None:
+        """As configured."""
+        return self._config.default_model
+
+    def only_model(self, feature: str | None = None) -> str | None:
+        """The model of all replicas (that can do this), adapters apart; None where they serve none or several."""
+        able = [replica for replica in self._replicas.values() if feature is None or feature in replica.features]
+        names = {
+            replica.base_model or name
+            for replica in able
+            for name in replica.models
+            if (card := replica.cards.get(name)) is None or card.parent is None
+        }
         return names.pop() if len(names) == 1 else None
 
     def report_failure(self, replica_id: str) -> None:
@@ -302,10 +312,10 @@ class _Watcher:
 
     async def _probe(self) -> None:
         replica = self._replica
-        health = await self._prober.health()
+        health, why = await self._prober.health()
         self._num_slow = self._num_slow + 1 if health is Health.SLOW else 0
         if health is Health.DOWN or (health is Health.SLOW and self._num_slow >= SLOW_PROBES):
-            self._lost("its health check failed" if health is Health.DOWN else "its health check timed out")
+            self._lost(f"its health check failed: {why}")
         elif health is Health.GREEN:
             await self._learn()
         self._settle(replica)

@@ -66,7 +66,9 @@ def read_head(headers: Headers) -> RequestHead:
             if name == b"x-tailgate-lane":
                 lane = _declared(value)
             elif name == b"x-tailgate-timing":
-                wants_timing = value.strip().lower() == b"stream"
+                if value.strip().lower() != b"stream":
+                    raise BadRequest("`x-tailgate-timing` must be: stream.", param="x-tailgate-timing")
+                wants_timing = True
         elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             raise UnsupportedEncoding
         else:

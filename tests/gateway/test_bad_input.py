@@ -140,6 +140,11 @@ async def test_other_things_that_are_refused() -> None:
         error = json.loads(request.body)["error"]
         assert (request.status, error["param"]) == (400, "x-tailgate-lane")
         assert "interactive" in error["message"]
+        request = HandDriven(gateway, CHAT, headers=[(b"x-tailgate-timing", b"yes")]).start(BODY)
+        await request.ended()
+        error = json.loads(request.body)["error"]
+        assert (request.status, error["param"]) == (400, "x-tailgate-timing")
+        assert error["message"] == "`x-tailgate-timing` must be: stream."
         request = HandDriven(gateway, CHAT, headers=[(b"x-a", b"1\r\nx-injected: 2")]).start(BODY)
         await request.ended()
         assert request.status == 400

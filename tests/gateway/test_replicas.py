@@ -12,6 +12,7 @@ import pytest
 from gateway.api.openai_fields import TOKENIZE
 from gateway.config import GatewayConfig, parse_config
 from gateway.replica_health import EjectionRule
+from gateway.replica_probe import MAX_ANSWER_BYTES, Health, Prober
 from gateway.replicas import Replica, ReplicaPool
 
 from .tiny_replica import TinyReplica, models_page, tiny_replica, until
@@ -101,7 +102,7 @@ async def test_a_replica_that_goes_is_unavailable_and_comes_back() -> None:
         asked = fake.asked.count("/version")
         fake.pages["/health"] = (503, "")
         await until(lambda: not pool.get("r1").is_available)
-        assert pool.get("r1").last_error is not None
+        assert pool.get("r1").last_error == "its health check failed: status 503 at /health"
         fake.pages["/v1/models"] = models_page("m", owned_by="sglang")
         fake.pages["/health"] = (200, "")
         await until(lambda: pool.get("r1").is_available)
@@ -116,6 +117,7 @@ async def test_nobody_listening_is_unavailable() -> None:
         await until(lambda: pool.get("r2").is_available)
         await until(lambda: pool.get("r1").last_error is not None)
         assert not pool.get("r1").is_available
+        assert pool.get("r1").last_error == "its health check failed: connection refused"
 
 
 async def test_a_slow_health_check_needs_three_in_a_row() -> None:
@@ -139,7 +141,31 @@ async def test_a_slow_health_check_needs_three_in_a_row() -> None:
         assert pool.get("r1").is_available
         await until(lambda: not pool.get("r1").is_available)
         assert asked >= 3
+        assert pool.get("r1").last_error == "its health check failed: no answer from /health within 0.25 s"
         assert pool.get("r2").is_available
+
+
+async def test_why_a_health_check_fails_is_told_in_words() -> None:
+    """Whatever lies beneath what the HTTP library says of it."""
+
+    async def why(url: str) -> str:
+        health, said = await Prober(http, url, None, 5.0).health()
+        assert health is Health.DOWN
+        return said
+
+    async with httpx.AsyncClient(trust_env=False) as http:
+        assert await why("http://no.such.host.invalid") == "no such host"
+        assert await why("http://127.0.0.1:9") == "connection refused"
+        async with tiny_replica(health=(200, "x" * (MAX_ANSWER_BYTES + 1))) as fake:
+            assert await why(fake.url) == "an answer over 4194304 bytes at /health"
+            assert (await why(fake.url.replace("http:", "https:"))).startswith("TLS: ")
+        async with tiny_replica(v1_models=(401, "{}")) as fake:
+            assert await why(fake.url) == "status 401 at /v1/models"
+        async with tiny_replica(health=(200, "")) as fake:
+            fake.extra_header = "content-encoding: gzip\r\n"
+            assert await why(fake.url) == "a packed answer at /health"
+            fake.extra_header = "nonsense\r\n"
+            assert await why(fake.url)
 
 
 @pytest.mark.parametrize(
