@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Protocol
 
 import orjson
@@ -12,6 +13,7 @@ from .admin_access import AdminAccess
 from .attribution import Record
 from .errors import GatewayError
 from .keys import Key
+from .openapi import with_inference_routes
 from .replicas import Replica, ServedModel
 
 INDEX = """\
@@ -26,8 +28,16 @@ GET  /v1/models                              what is served
 GET  /v1/requests/{x-tailgate-request-id}/timing   where a request's time went
 GET  /metrics                                Prometheus
 GET  /healthz, /readyz                       this process lives; it can serve
-GET  /docs                                   these routes in detail
+GET  /openapi.json                           all of these routes in detail
+GET  /docs                                   the same as a page, which loads its scripts from the internet
 """
+
+
+class _App(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = with_inference_routes(super().openapi())
+        return self.openapi_schema
 
 
 class Pool(Protocol):
@@ -64,7 +74,9 @@ class AdminState:
 
 def build_admin_app(state: AdminState) -> FastAPI:
     """The application for every path that isn't hot; other paths get a 404 in OpenAI's shape."""
-    app = FastAPI(title="tailgate", description="A scheduling gateway in front of LLM servers.")
+    app = _App(
+        title="tailgate", description="A scheduling gateway in front of LLM servers.", version=version("tailgate")
+    )
 
     @app.get("/", summary="What is here", response_class=Response)
     async def index() -> Response:

@@ -14,15 +14,13 @@ from typing import Any, TypeVar
 
 import yaml
 
-from policies.types import Lane
+from policies.types import DECLARABLE_LANES
 
 from .errors import ScenarioError
 from .shapes import QUANTILE_LEVELS, LengthShape
 
 _T = TypeVar("_T")
 
-DECLARABLE_LANES = tuple(lane.value for lane in Lane if lane is not Lane.OVERLONG)
-"""What a request can ask for in `x-tailgate-lane`."""
 DESCRIPTION_KEYS = frozenset({"origin", "licence", "num_requests", "quantile_levels", "idc_10s"})
 """Of what `tailgate-load shape` printed and prints: said of a trace, and nothing that a lane can be given."""
 
@@ -217,7 +215,7 @@ def _correlation(value: Any) -> float:
 
 def _lane(value: Any) -> str:
     if value not in DECLARABLE_LANES:
-        raise ValueError(f"not a lane; allowed: {', '.join(DECLARABLE_LANES)}")
+        raise ValueError(f"not a lane; allowed: {', '.join(lane.value for lane in DECLARABLE_LANES)}")
     return str(value)
 
 

@@ -22,6 +22,10 @@ class Lane(StrEnum):
     BACKGROUND = "background"
 
 
+DECLARABLE_LANES = (Lane.INTERACTIVE, Lane.STANDARD, Lane.LONG, Lane.BACKGROUND)
+"""Those that a caller may ask for, best first."""
+
+
 class Reason(StrEnum):
     """Why a request waits, was turned away or had to leave. Stable: shown in headers, metrics and logs."""
 

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from policies.types import Lane
+from policies.types import DECLARABLE_LANES, Lane
 
 from ..disconnect import Message
 from ..errors import BadRequest, Headers, UnsupportedEncoding
@@ -26,7 +26,6 @@ _QUERY = re.compile(rb"[!-~]*")
 _PRIORITY = b"x-vllm-priority"
 # Made anew for the connection upstream, answered by our own server, or ours to set.
 _NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", _PRIORITY}
-_DECLARABLE = (Lane.INTERACTIVE, Lane.STANDARD, Lane.LONG, Lane.BACKGROUND)
 # Headers that keys are sent in: the replica's own goes in their place, or the client's as they are.
 CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key"})
 # vLLM's sign: lower goes first.
@@ -126,10 +125,10 @@ def request_bytes(
 
 def _declared(value: bytes) -> Lane:
     text = value.strip().decode("latin-1").lower()
-    for lane in _DECLARABLE:
+    for lane in DECLARABLE_LANES:
         if text == lane.value:
             return lane
-    known = ", ".join(lane.value for lane in _DECLARABLE)
+    known = ", ".join(lane.value for lane in DECLARABLE_LANES)
     raise BadRequest(f"`x-tailgate-lane` must be one of: {known}.", param="x-tailgate-lane")
 
 

@@ -1,6 +1,8 @@
 """The routes that aren't hot: health, readiness, models, timing, and errors in OpenAI's shape."""
 
+import json
 from collections.abc import AsyncIterator
+from importlib.metadata import version
 from typing import Any
 
 import httpx
@@ -8,9 +10,12 @@ import pytest
 
 from gateway.admin import AdminState, build_admin_app
 from gateway.admin_access import AdminAccess
+from gateway.api.openai import read_head
+from gateway.api.routes import ROUTES
 from gateway.attribution import Layer, Record
 from gateway.config import parse_config
 from gateway.drain import Drain
+from gateway.errors import InternalError
 from gateway.key_ring import KeyRing
 from gateway.metrics import Metrics
 from gateway.replica_probe import ModelCard
@@ -104,5 +109,28 @@ async def test_pages_for_people_and_machines(world: World) -> None:
     page = await world.client.get("/metrics")
     assert page.headers["content-type"].startswith("text/plain")
     assert "process_" in page.text
-    assert "/v1/requests/{request_id}/timing" in (await world.get("/openapi.json"))[1]["paths"]
     assert (await world.client.get("/docs")).status_code == 200
+
+
+async def test_every_route_is_described(world: World) -> None:
+    """The gateway's own and those to replicas, with the headers that a request can have and errors as they are."""
+    described = (await world.get("/openapi.json"))[1]
+    assert described["info"]["version"] == version("tailgate")
+    paths = described["paths"]
+    assert "get" in paths["/v1/requests/{request_id}/timing"]
+    assert set(paths["/"]) == {"get", "post"}
+    for route in ROUTES:
+        operation = paths[route.path][route.method.lower()]
+        headers = {parameter["name"]: parameter["schema"]["enum"] for parameter in operation.get("parameters", ())}
+        assert ("x-tailgate-lane" in headers) is not route.is_light
+        for name, values in headers.items():
+            for value in values:
+                read_head([(name.encode(), value.encode())])  # raises for what it doesn't take
+        (example,) = operation.get("requestBody", {}).get("content", {"": {}}).values()
+        if "example" in example:
+            route.read(json.dumps(example["example"]).encode(), [], 64)
+        error = operation["responses"]["default"]["content"]["application/json"]["schema"]
+        assert set(error["required"]) <= set(json.loads(route.errors.body(InternalError())))
+    assert "multipart/form-data" in paths["/v1/audio/transcriptions"]["post"]["requestBody"]["content"]
+    ids = [each["operationId"] for path in paths.values() for each in path.values()]
+    assert len(ids) == len(set(ids))

@@ -1,0 +1,81 @@
+"""The routes to replicas in the gateway's OpenAPI description: from their table, since FastAPI never sees them.
+
+Bodies are the replica's to define. What is described is what the gateway reads of them, its own headers and its errors.
+"""
+
+from typing import Any
+
+from policies.types import DECLARABLE_LANES
+
+from .api import error_shapes, model_name
+from .api.routes import ROUTES, Route
+
+# Shape, whose it is, and what an error's object has.
+_APIS = (
+    (error_shapes.OPENAI, "OpenAI and vLLM", ["error"]),
+    (error_shapes.ANTHROPIC, "Anthropic", ["type", "error"]),
+    (error_shapes.TGI, "Text Generation Inference", ["error", "error_type"]),
+)
+_MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "NAME", "messages": _MESSAGES, "max_tokens": 16},
+    "/v1/completions": {"model": "NAME", "prompt": "The capital of France is", "max_tokens": 4},
+    "/v1/responses": {"model": "NAME", "input": "What is the capital of France?"},
+    "/v1/embeddings": {"model": "NAME", "input": "Paris"},
+    "/v1/messages": {"model": "NAME", "messages": _MESSAGES, "max_tokens": 16},
+    "/generate": {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 4}},
+}
+_NEW_HEADERS = {
+    "x-tailgate-request-id": "Under this name the request's timing is kept: GET /v1/requests/{request_id}/timing.",
+    "server-timing": "Where the time went until the answer began: layers and milliseconds.",
+    "x-tailgate-lane": "The lane it went through.",
+}
+
+
+def with_inference_routes(schema: dict[str, Any]) -> dict[str, Any]:
+    """Adds them to a description, in place."""
+    for route in ROUTES:
+        schema["paths"].setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    return schema
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    api, error_members = next((name, members) for shape, name, members in _APIS if shape is route.errors)
+    error = {"type": "object", "required": error_members}
+    operation: dict[str, Any] = {
+        "tags": [api],
+        "operationId": f"{route.method} {route.path}",
+        "summary": route.name,
+        "description": "Goes to a replica that serves it, bodies and streams as they are; 404 where none does.",
+        "responses": {
+            "200": {
+                "description": "The replica's answer.",
+                "headers": {
+                    name: {"description": text, "schema": {"type": "string"}} for name, text in _NEW_HEADERS.items()
+                },
+            },
+            "default": {
+                "description": "An error of the gateway, in this API's shape, or the replica's own.",
+                "content": {"application/json": {"schema": error}},
+            },
+        },
+    }
+    if not route.is_light:
+        operation["parameters"] = [
+            _header(
+                "x-tailgate-lane", "Which lane to go through, within limits.", [lane.value for lane in DECLARABLE_LANES]
+            ),
+            _header("x-tailgate-timing", "A stream's timing, as a comment right before its end.", ["stream"]),
+        ]
+    if route.method == "POST":
+        media_type = "multipart/form-data" if route.rename is model_name.in_form else "application/json"
+        content: dict[str, Any] = {"schema": {"type": "object"}}
+        if route.path in _EXAMPLES:
+            content["example"] = _EXAMPLES[route.path]
+        operation["requestBody"] = {"required": True, "content": {media_type: content}}
+    return operation
+
+
+def _header(name: str, about: str, values: list[str]) -> dict[str, Any]:
+    schema = {"type": "string", "enum": values}
+    return {"name": name, "in": "header", "required": False, "description": about, "schema": schema}
