@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
@@ -10,27 +11,39 @@ from .token_bytes import byte_level_bytes
 
 # What Unicode's composition can shrink a text by at most: three letters of Hangul, nine bytes, become one of three.
 _NFC_RATIO = 3
+_UTF8_BYTES = [*range(0xC0), *range(0xC2, 0xF5)]
 # Ways of cutting a text that drop nothing of it.
 _LOSSLESS_CUTS = frozenset({"ByteLevel", "Digits", "Metaspace"})
 
 
-def most_bytes_per_token(backend: tokenizers.Tokenizer, bytes_of: Callable[[int], bytes]) -> int | None:
-    """No token stands for more bytes of a text; None where a tokenizer may drop or rewrite some of it.
+@dataclass(frozen=True, slots=True)
+class TokenBounds:
+    """most_bytes: no token stands for more bytes of a text. dropped: bytes that have no token, and may go lost."""
 
-    `bytes_of`: the bytes of a token id.
-    """
+    most_bytes: int
+    dropped: bytes = b""
+
+    def fewest_tokens(self, text: str) -> int:
+        """Tokens a text has at least."""
+        return -(-len(text.encode().translate(None, self.dropped)) // self.most_bytes)
+
+
+def token_bounds(backend: tokenizers.Tokenizer, bytes_of: Callable[[int], bytes]) -> TokenBounds | None:
+    """None where a tokenizer may drop or rewrite any part of a text. `bytes_of`: the bytes of a token id."""
     parts = json.loads(backend.to_str())
     ratio = _ratio(parts["normalizer"])
     cuts = list(_cuts(parts["pre_tokenizer"]))
     if ratio is None or parts["truncation"] is not None or not all(map(_keeps_all, cuts)):
         return None
-    if not _knows_all(parts["model"], is_byte_level=any(cut["type"] == "ByteLevel" for cut in cuts)):
+    dropped = _dropped(parts["model"], is_byte_level=any(cut["type"] == "ByteLevel" for cut in cuts))
+    # Which bytes a text consists of isn't known before it is rewritten.
+    if dropped is None or (dropped and ratio > 1):
         return None
     # Such a token takes any length of white space around it.
     if any(token["lstrip"] or token["rstrip"] for token in parts["added_tokens"]):
         return None
     vocabulary = backend.get_vocab(with_added_tokens=True).values()
-    return ratio * max(1, max((len(bytes_of(token_id)) for token_id in vocabulary), default=1))
+    return TokenBounds(ratio * max(1, max((len(bytes_of(token_id)) for token_id in vocabulary), default=1)), dropped)
 
 
 def _ratio(normalizer: Mapping[str, Any] | None) -> int | None:
@@ -70,9 +83,15 @@ def _keeps_all(cut: Mapping[str, Any]) -> bool:
     return cut["type"] in _LOSSLESS_CUTS or (cut["type"] == "Split" and cut["behavior"] != "Removed")
 
 
-def _knows_all(model: Mapping[str, Any], *, is_byte_level: bool) -> bool:
-    """Whether every byte has a token of its own: what has none may be dropped, or share one with its neighbours."""
+def _dropped(model: Mapping[str, Any], *, is_byte_level: bool) -> bytes | None:
+    """Bytes of UTF-8 without a token of their own: they are dropped, or share one with their neighbours.
+
+    None: what happens to them isn't known.
+    """
     vocabulary: Iterable[str] = model.get("vocab", ()) if model.get("type") == "BPE" else ()
     if model.get("byte_fallback"):
-        return {f"<0x{byte:02X}>" for byte in range(256)} <= set(vocabulary)
-    return is_byte_level and len({byte_level_bytes(token) for token in vocabulary if len(token) == 1}) == 256
+        return b"" if {f"<0x{byte:02X}>" for byte in range(256)} <= set(vocabulary) else None
+    if not is_byte_level:
+        return None
+    known = {byte_level_bytes(token) for token in vocabulary if len(token) == 1}
+    return bytes(byte for byte in _UTF8_BYTES if bytes([byte]) not in known)

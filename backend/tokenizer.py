@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 
 from .chat_template import ChatTemplate
-from .token_bounds import most_bytes_per_token
+from .token_bounds import token_bounds
 
 
 class Tokenizer:
@@ -40,9 +40,7 @@ class Tokenizer:
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._added = {token_id: token.content.encode() for token_id, token in added.items()}
         self._template = ChatTemplate(chat_template) if chat_template is not None else None
-        self._most_bytes = most_bytes_per_token(
-            backend, lambda token_id: self.bytes_of(token_id, skip_special_tokens=False)
-        )
+        self._bounds = token_bounds(backend, lambda token_id: self.bytes_of(token_id, skip_special_tokens=False))
 
     @property
     def has_chat_template(self) -> bool:
@@ -56,9 +54,9 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return ids
 
-    def fewest_tokens(self, num_bytes: int) -> int:
-        """A text of so many bytes has at least so many tokens; 0 where that can't be told."""
-        return 0 if self._most_bytes is None else -(-num_bytes // self._most_bytes)
+    def fewest_tokens(self, text: str) -> int:
+        """Tokens a text has at least, told without tokenising it; 0 where that can't be told."""
+        return 0 if self._bounds is None else self._bounds.fewest_tokens(text)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that aren't UTF-8 become U+FFFD."""

@@ -96,8 +96,8 @@ class FakeTokenizer:
         self.may_encode.wait(10.0)
         return list(text.encode())
 
-    def fewest_tokens(self, num_bytes: int) -> int:
-        return num_bytes
+    def fewest_tokens(self, text: str) -> int:
+        return len(text.encode())
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return bytes(ids).decode(errors="replace")
