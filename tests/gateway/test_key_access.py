@@ -9,6 +9,8 @@ import pytest
 
 from gateway.api.routes import ROUTES
 from gateway.app import Gateway
+from gateway.key_ring import KeyRing
+from gateway.keys import EVERYBODY
 from tests.support.asgi import HandDriven
 from tests.support.fake_replica import DONE, FakeReplica, answers, delta, hangs, streams
 from tests.support.gateways import BODY, CHAT, STREAM_BODY, assert_nothing_held, chat_body, gateway_for
@@ -356,7 +358,9 @@ class TestOperator:
             assert (refused.status, error_of(refused)["code"]) == (403, "admin_only")
             page = await fetch(port, "/metrics", ("x-api-key", "sk-chief"))
             assert page.status == 200
-            assert b'tailgate_tenant_requests_total{outcome="ok",tenant="t-plain"} 1.0' in page.body
+            (line,) = [line for line in page.body.split(b"\n") if line.startswith(b"tailgate_tenant_requests_total{")]
+            assert b'tenant="t-plain"' in line
+            assert line.endswith(b" 1.0")
             assert b"tailgate_keys 3.0" in page.body
             assert b"tailgate_key_file_refused 0.0" in page.body
 
@@ -478,6 +482,13 @@ class TestReloading:
                 assert not running.is_complete
                 assert gateway.core.num_in_flight == 1
             await until(lambda: gateway.core.num_in_flight == 0)
+
+    async def test_without_a_file_there_is_nothing_to_read(self) -> None:
+        """And everybody goes on being let in."""
+        ring = KeyRing(None, lambda: 0.0, assumed_output_tokens=1)
+        await ring.refresh()
+        assert (ring.has_keys, ring.num_keys) == (False, 0)
+        assert ring.identify([]) is EVERYBODY
 
     async def test_it_is_noticed_by_itself(self, keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without being told, and whatever goes wrong while looking."""

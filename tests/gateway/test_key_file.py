@@ -182,6 +182,41 @@ def test_nothing_bad_is_written(tmp_path: Path) -> None:
         change_key_file(tmp_path / "nowhere" / "keys.json", added("x"), may_create=True)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_the_owner_stays(tmp_path: Path) -> None:
+    """An operator who is root doesn't take the file from the gateway's own user."""
+    path = tmp_path / "keys.json"
+    change_key_file(path, added("x"), may_create=True)
+    os.chown(path, 12345, 23456)
+    change_key_file(path, added("y"))
+    assert (path.stat().st_uid, path.stat().st_gid) == (12345, 23456)
+
+
+def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file stays as it was, and nothing is left lying about."""
+    path = tmp_path / "keys.json"
+    change_key_file(path, added("x"), may_create=True)
+    before = path.read_bytes()
+
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(ConfigError, match="can't be written: No space left"):
+        change_key_file(path, added("y"))
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["keys.json"]
+
+
+def test_a_file_out_of_all_proportion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before it is parsed."""
+    monkeypatch.setattr("gateway.key_file.MAX_FILE_BYTES", 10)
+    path = tmp_path / "keys.json"
+    path.write_bytes(content())
+    with pytest.raises(ConfigError, match="larger than 10 bytes"):
+        load_key_file(path)
+
+
 def _add_ten(path: str, name: str) -> None:
     for index in range(10):
         change_key_file(Path(path), added(new_secret(), id=f"{name}{index}"), may_create=True)
