@@ -13,6 +13,8 @@ help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo "$(PYTHON) isn't Python 3.11 or newer; name one that is: make install PYTHON=python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
 	$(PIP) -e '.[backend,loadtests,test]'
@@ -25,7 +27,7 @@ install: $(STAMP)  ## create .venv with everything in it
 run: $(STAMP)  ## serve the embedded model through the gateway on http://127.0.0.1:8080
 	$(BIN)/tailgate up
 
-demo: $(STAMP)  ## short calls beside long ones, straight to the engine and through the gateway
+demo: $(STAMP)  ## short calls beside long ones, straight to the engine and through the gateway; five minutes
 	$(BIN)/tailgate-load demo
 
 fmt: $(STAMP)  ## format and fix what can be fixed
@@ -49,7 +51,7 @@ cov: $(STAMP)  ## tests with branch coverage: 100 % of policies/, at least 90 % 
 sz:  ## lines of every file, largest first
 	@git ls-files '*.py' | xargs wc -l | sort -rn | head -60
 
-bars: bars-main  ## the quick bars
+bars: bars-main  ## measure what the project promises; up to 40 minutes
 
 bars-main: $(STAMP)  ## measure what the main job promises, a line a bar
 	$(BIN)/tailgate-load bars main

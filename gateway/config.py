@@ -84,7 +84,7 @@ class ReplicaConfig(_Section):
     """Cap of its running requests, such as the engine's largest batch; None: tokens alone decide."""
     max_prefill_tokens: Count | None = None
     """No further request starts while this many prompt tokens wait for their first token; None: the admission policy's
-    figure. Good: two to four times what the engine computes in a step."""
+    figure. Good: what the engine computes in one to four steps."""
     authorization: HeaderValue | None = None
     """Authorization header sent to this replica instead of the client's; None passes the client's through."""
     authorization_env: HeaderVariable | None = None
