@@ -131,9 +131,9 @@ class Gateway:
         try:
             await self.start()
         except Exception as error:
-            # What is wrong with what it was given says where by itself.
-            is_expected = isinstance(error, ConfigError | TokenizerLoadError)
-            logger.error("the gateway could not start: %s", error, exc_info=None if is_expected else error)
+            # What is wrong with what it was given says where by itself, and the server says that.
+            if not isinstance(error, ConfigError | TokenizerLoadError):
+                logger.exception("the gateway could not start")
             await self.aclose()
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return

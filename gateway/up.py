@@ -21,8 +21,8 @@ from .server import bind, serve, url_of
 TRY_IT = """\
 tailgate ready url={url} model={model}
 
-  curl {url}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}], "temperature": 0}}'
+  curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{{"model": "{model}",
+    "messages": [{{"role": "user", "content": "What is the capital of France?"}}], "temperature": 0}}'
 
 Where a request's time went: curl -i shows it in server-timing; more at {url}/docs and {url}/metrics
 Ctrl-C stops both.\

@@ -84,7 +84,7 @@ def run(
     First measures what a token costs there and the capacity for this mix, then sends the mix open loop at LOAD of
     that capacity: arrivals never wait for answers.
     """
-    console = Console()
+    console, folder = Console(), None if out is None else _made(out)
 
     async def body() -> None:
         mix = load_scenario(scenario)
@@ -104,8 +104,8 @@ def run(
                 side = await run_plan("server", client, maker, plan, key=f"{seed}/run", on_end=on_end)
         summary = summarise(side.answers, mix)
         print_side(summary, console)
-        if out is not None:
-            save_json({"scenario": mix.name, "seed": seed, "summary": summary}, out / "run.json")
+        if folder is not None:
+            save_json({"scenario": mix.name, "seed": seed, "summary": summary}, folder / "run.json")
 
     _guarded(body())
 
@@ -124,7 +124,7 @@ def compare(
     ),
 ) -> None:
     """Sends the same mix straight to an engine and through a gateway, and compares lane by lane."""
-    console = Console()
+    console, folder = Console(), _made(out)
 
     async def body() -> None:
         mix = load_scenario(scenario)
@@ -146,8 +146,8 @@ def compare(
                     on_step=on_step,
                 )
         result = comparison.to_dict()
-        save_json(result, out / "compare.json")
-        plot_comparison(result, out / "compare.png")
+        save_json(result, folder / "compare.json")
+        plot_comparison(result, folder / "compare.png")
         print_comparison(result, console)
 
     _guarded(body())
@@ -163,7 +163,7 @@ def demo(
     Starts the bundled engine and the gateway, measures the engine's capacity, then sends one seeded mix at 0.85 of it
     straight to the engine and once more through the gateway.
     """
-    _guarded(run_demo(seed=seed, out=out, console=Console()))
+    _guarded(run_demo(seed=seed, out=_made(out), console=Console()))
 
 
 @app.command()
@@ -210,7 +210,7 @@ def engine(
     At 1, 8 and 32 concurrent requests. Give the other server one core too (--vllm-python does), or the ratio says
     nothing.
     """
-    console = Console()
+    console, folder = Console(), _made(out)
 
     async def body() -> None:
         with steps(console) as on_step:
@@ -221,7 +221,7 @@ def engine(
                 vllm_python=vllm_python,
                 on_step=on_step,
             )
-        save_json(result, out / "engine.json")
+        save_json(result, folder / "engine.json")
         print_engines(result, console)
 
     _guarded(body())
@@ -249,6 +249,15 @@ async def _model(url: str, name: str | None) -> str:
         return name
     async with LoadClient(url, "") as client:
         return await client.first_model()
+
+
+def _made(folder: Path) -> Path:
+    """Makes it now, and not after minutes of measuring."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _failure(LoadtestError(f"--out {folder}: {error.strerror}")) from error
+    return folder
 
 
 def _guarded(coroutine: Coroutine[Any, Any, object]) -> None:

@@ -124,7 +124,8 @@ def load_trace(path: str | Path) -> Trace:
                 return _load_mooncake(path, first, lines)
             return _load_csv(path, first, lines)
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise TraceError(str(path), None, None, f"cannot be read: {error}") from error
+        why = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise TraceError(str(path), None, None, f"cannot be read: {why}") from error
 
 
 @contextmanager

@@ -130,7 +130,8 @@ def test_the_command_line_says_what_is_wrong_in_one_line() -> None:
     runner = CliRunner()
     for arguments, words in (
         (["bars", "nonsense"], "there is: main"),
-        (["shape", "no-such-file.csv"], "cannot be read"),
+        (["shape", "no-such-file.csv"], "no-such-file.csv: cannot be read: No such file or directory"),
+        (["compare", "short-behind-long", *("--direct", "x", "--gateway", "x"), "--out", __file__], "File exists"),
         (["run", "nonsense", "--url", "http://127.0.0.1:9", "--model", "m"], "bundled: short-behind-long"),
         (["run", "short-behind-long", "--url", "http://127.0.0.1:9"], "cannot be reached: connection refused"),
         (["run", "short-behind-long", "--url", "http://127.0.0.1:9", "--model", "m"], "connection refused"),
