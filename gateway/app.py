@@ -34,6 +34,7 @@ from .retry_budget import RetryBudget
 from .state.memory import MemoryCapacity
 from .timing_ring import TimingRing
 from .tokens import TokenCounter, make_pool
+from .unanswered import UnansweredCalls
 from .upstream import Upstream, Upstreams
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,10 @@ class Gateway:
         self.core = DispatchCore(build_policy(config.policy.spec()))
         self._capacity = MemoryCapacity()
         self.dispatcher = Dispatcher(self.core, clock=clock, capacity=self._capacity)
-        self.pool = ReplicaPool(config, self._http, clock, self.dispatcher.replica_changed)
+        self._unanswered = UnansweredCalls()
+        self.pool = ReplicaPool(
+            config, self._http, clock, self.dispatcher.replica_changed, on_hung=self._unanswered.give_up
+        )
         self.tokens = TokenCounter(config.models, make_pool(clock), self._http, clock)
         self.upstreams = Upstreams(
             lambda url: Upstream(
@@ -96,6 +100,7 @@ class Gateway:
             ),
             pool=self.pool,
             upstreams=self.upstreams,
+            unanswered=self._unanswered,
             counter=self.tokens,
             dispatcher=self.dispatcher,
             draining=self.drain,

@@ -158,7 +158,7 @@ class Timeouts(_Section):
     """Receiving a request's head."""
     receive_s: Seconds = 60.0
     """Receiving a request's body."""
-    send_s: Seconds = 300.0
+    send_s: Seconds = 60.0
     """How long a client may take nothing of an answer that waits for it."""
     drain_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
     """Grace for running requests after SIGTERM."""

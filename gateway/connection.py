@@ -333,6 +333,8 @@ class Connection(asyncio.Protocol):
         if self.has_head:
             return
         status = self._parser.get_status_code()
+        if not 100 <= status < 600:  # RFC 9110, 15: not valid
+            raise httptools.HttpParserError("a status that doesn't exist")
         if status < 200:
             if status == 101:
                 raise httptools.HttpParserError("an upgrade that wasn't asked for")

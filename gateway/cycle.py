@@ -75,6 +75,7 @@ class Cycle:
         "fault",
         "is_chunked",
         "keep_alive",
+        "left_because",
         "more_body",
         "response_complete",
         "response_started",
@@ -94,6 +95,8 @@ class Cycle:
         self.more_body = True
         self._is_received = False
         self.disconnected = False
+        self.left_because: str | None = None
+        """Why the connection was ended from this side, if it was: the `reason` of the disconnect message."""
         self.fault: GatewayError | None = None
         """Why the body can't be received; `receive` raises it."""
         self.response_started = False
@@ -151,7 +154,7 @@ class Cycle:
                 await self._waiter
             finally:
                 self._waiter = None
-        return {"type": "http.disconnect"}
+        return {"type": "http.disconnect", "reason": self.left_because}
 
     async def send(self, message: Message) -> None:
         """ASGI. Waits while the client takes nothing; what is sent to a client that left is dropped."""

@@ -28,18 +28,29 @@ class Client:
     Inside `async with client:` the current task is cancelled when the client leaves, and the block then raises
     `ClientLeft` in place of `CancelledError`; a cancellation that came from elsewhere stays one. After
     `response_complete()` a disconnect means nothing any more (servers report one when an answer is finished).
+    `left_because` is what the server says of it, where it was not simply the client's doing.
     """
 
-    __slots__ = ("_cancelling", "_is_over", "_owner", "_receive", "_stopped_by", "_watched", "has_left")
+    __slots__ = (
+        "_cancelling",
+        "_is_over",
+        "_owner",
+        "_receive",
+        "_stopped_by",
+        "_watched",
+        "has_left",
+        "left_because",
+    )
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._owner = asyncio.current_task()
-        self._watched: Pending[None] | None = None
+        self._watched: Pending[str | None] | None = None
         self._cancelling = 0
         self._is_over = False
         self._stopped_by: GatewayError | None = None
         self.has_left = False
+        self.left_because: str | None = None
 
     async def read_body(self, *, content_length: int | None, max_bytes: int, timeout_s: float) -> bytes:
         """The whole body. Raises BodyTooLarge (also for a chunked one), ReceiveTimeout or ClientLeft."""
@@ -95,11 +106,11 @@ class Client:
             leaving = begin(self._leaving())
         except Exception:
             leaving = None
-        if leaving is None:
-            self._left()
-        else:
+        if isinstance(leaving, Pending):
             self._watched = leaving
             leaving.watch(owner.get_loop(), self._left)
+        else:
+            self._left(leaving)
         return self
 
     async def __aexit__(
@@ -117,12 +128,15 @@ class Client:
         ):
             raise ClientLeft from None
 
-    async def _leaving(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    async def _leaving(self) -> str | None:
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                return message.get("reason")
 
-    def _left(self, _: Exception | None = None) -> None:
+    def _left(self, reason: str | Exception | None) -> None:
         # A server that fails to say what its client does has no client to offer any more.
         if not self._is_over and self._owner is not None:
             self.has_left = True
+            self.left_because = reason if isinstance(reason, str) else None
             self._owner.cancel()

@@ -93,6 +93,16 @@ class BadRequest(GatewayError):
     code = None
 
 
+class ContextTooLong(BadRequest):
+    """The prompt alone is longer than what any replica takes."""
+
+    def __init__(self, model: str, prompt_tokens: int, longest_tokens: int) -> None:
+        super().__init__(
+            f"The maximum context length of `{model}` is {longest_tokens} tokens; the prompt has {prompt_tokens}.",
+            code="context_length_exceeded",
+        )
+
+
 class Unauthorized(GatewayError):
     """There is no API key, or none that is known. Says nothing of the key that was sent."""
 
@@ -298,12 +308,13 @@ class UpstreamError(GatewayError):
 
 
 class ConnectFailed(UpstreamError):
-    """No connection to the replica."""
+    """No connection to the replica. `is_refused`: because nobody listens there, or nothing leads there."""
 
     code = "upstream_connect_failed"
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_refused: bool = False) -> None:
         super().__init__("The replica could not be reached.", reason="upstream-connect", retry_after_s=1.0)
+        self.is_refused = is_refused
 
 
 class UpstreamClosed(UpstreamError):

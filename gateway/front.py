@@ -19,7 +19,7 @@ class ConnectionBounds:
     max_headers: int = 128
     head_s: float = 15.0
     """From a head's first byte, or the connection's first moment, to the head's end."""
-    send_s: float = 300.0
+    send_s: float = 60.0
     """How long a client may take nothing of an answer that waits for it."""
     keep_alive_s: float = 75.0
     """Idle connections are closed after this: longer than the usual 60 s of load balancers, so that they close first

@@ -19,10 +19,12 @@ from .api.openai import RequestHead
 from .api.openai_fields import TGI
 from .api.routes import Route
 from .attribution import Layer, Record
+from .context_length import check_length, exact_if_too_long, longest_prompt_tokens
 from .disconnect import Client, Message, Receive, Send
 from .dispatcher import Dispatcher, Place
 from .errors import (
     ClientLeft,
+    ConnectFailed,
     GatewayError,
     Headers,
     InternalError,
@@ -43,6 +45,7 @@ from .request import Request
 from .request_id import RequestIds
 from .retry_budget import RetryBudget
 from .tokens import TokenCount
+from .unanswered import UnansweredCalls
 from .upstream import Upstreams
 
 logger = logging.getLogger(__name__)
@@ -81,6 +84,8 @@ class Pool(Protocol):
     @property
     def default_model(self) -> str | None: ...
     def report_failure(self, replica_id: str) -> None: ...
+    def report_refused(self, replica_id: str) -> None: ...
+    def report_answered(self, replica_id: str) -> None: ...
     def report_success(self, replica_id: str) -> None: ...
 
 
@@ -124,6 +129,7 @@ class Handler:
         bounds: Bounds,
         pool: Pool,
         upstreams: Upstreams,
+        unanswered: UnansweredCalls,
         counter: Counter,
         dispatcher: Dispatcher,
         draining: Draining,
@@ -136,6 +142,7 @@ class Handler:
         self._bounds = bounds
         self._pool = pool
         self._upstreams = upstreams
+        self._unanswered = unanswered
         self._counter = counter
         self._dispatcher = dispatcher
         self._draining = draining
@@ -159,6 +166,7 @@ class Handler:
                 await self._serve(route, scope, client, send, record)
         except ClientLeft:
             record.outcome, record.status = "client-left", CLIENT_LEFT_STATUS
+            record.reason = client.left_because or record.reason
         except GatewayError as error:
             await self._refuse(route, error, record, send)
         except ResponseBroken:
@@ -266,9 +274,12 @@ class Handler:
     async def _count(self, fields: RequestFields, model: str, record: Record, *, waits: bool) -> TokenCount:
         record.enter(Layer.TOKENIZE, self._clock())
         replicas = [replica for replica in self._pool.all() if model in replica.models]
+        longest_tokens = longest_prompt_tokens(fields, model, replicas)
         counted = await self._counter.count(fields, model, replicas, record.tenant, waits=waits)
+        counted = await exact_if_too_long(counted, longest_tokens)
         record.prompt_tokens, record.prompt_tokens_source = counted.prompt_tokens, counted.source
         record.notes[Layer.TOKENIZE] = counted.source
+        check_length(counted, longest_tokens, model)
         return counted
 
     def _request(self, fields: RequestFields, model: str, feature: str, record: Record) -> Request:
@@ -281,6 +292,7 @@ class Handler:
             declared_lane=record.declared_lane,
             prompt_tokens=record.prompt_tokens or 0,
             max_output_tokens=fields.max_output_tokens,
+            num_choices=fields.num_choices,
             streams=fields.stream,
             deadline_s=record.arrival_s + self._bounds.queue_s,
             feature=feature,
@@ -338,10 +350,14 @@ class Handler:
             errors=sending.route.errors,
             wants_timing=sending.head.wants_timing,
         )
+        unanswered = self._unanswered.add(call.replica_id, exchange, lambda: self._may_retry(record, place, tried))
         try:
             await exchange.send()
             relay.request_written()
             status, headers = await exchange.head()
+            self._unanswered.remove(call.replica_id, unanswered)
+            if status < 500:
+                self._pool.report_answered(call.replica_id)
             is_busy = status in _ELSEWHERE or (
                 replica.kind == "tgi" and record.streams and tgi.is_overloaded(await exchange.peek())
             )
@@ -357,8 +373,11 @@ class Handler:
         except UpstreamError as error:
             if place.is_stopping and isinstance(error, UpstreamClosed):
                 raise _StoppedError from error
-            self._pool.report_failure(call.replica_id)
-            if self._may_retry(record, place, tried):
+            if isinstance(error, ConnectFailed) and error.is_refused:
+                self._pool.report_refused(call.replica_id)
+            else:
+                self._pool.report_failure(call.replica_id)
+            if unanswered.is_given_up or self._may_retry(record, place, tried):
                 raise _ElsewhereError(f"{call.replica_id}: {error.reason}") from error
             place.end_call(Outcome.DROPPED)
             raise
@@ -368,6 +387,7 @@ class Handler:
             raise
         finally:
             place.on_stop = None
+            self._unanswered.remove(call.replica_id, unanswered)
             exchange.close()
 
     def _learn(self, relay: Relay, record: Record, num_body_bytes: int) -> None:

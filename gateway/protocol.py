@@ -148,6 +148,8 @@ class ClientConnection(HttpToolsProtocol):
         if self._deadline_s - self.loop.time() > 0.001:
             self._timer = self.loop.call_at(self._deadline_s, self._on_timer)
         elif self._is_ending or self._running is not None:  # it takes nothing of what is sent
+            if self._running is not None:
+                self._running.left_because = "client-stalled"
             self.transport.abort()
         elif self._in_head:
             self._refuse(refusals.HEAD_TIMEOUT)

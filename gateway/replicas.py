@@ -5,8 +5,9 @@ says about its load corrects the picture; a scrape that fails changes nothing, f
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -59,6 +60,8 @@ class Replica:
         self.is_healthy = False
         """Whether the last health checks were green and its models are known."""
         self.is_available = False
+        self.is_hung = False
+        """Whether it isn't healthy because it doesn't answer health checks at all, neither well nor ill."""
         self.last_error: str | None = None
         """Why it isn't healthy, in words; None while it is."""
         self.ejection = Ejection(rule)
@@ -73,7 +76,8 @@ class Replica:
     def max_in_flight_tokens(self) -> int | None:
         """What was configured, else the KV cache's capacity where it is known.
 
-        On trial: 1, so that one request goes, since every admission policy lets a request alone in.
+        On trial: 1, so that one request goes, since every admission policy lets a request alone in. Only where others
+        can take the rest: see `ReplicaPool`.
         """
         if self._is_on_trial:
             return 1
@@ -126,7 +130,8 @@ class ReplicaPool:
     """All replicas of a gateway and the tasks that watch them.
 
     `on_change` is called once for every replica at `start()` (so that whoever schedules knows them all) and afterwards
-    for real changes only. All methods belong to the event loop.
+    for real changes only. `on_hung` is called for a replica that doesn't answer its health checks any more, again and
+    again while that is so. All methods belong to the event loop.
     """
 
     def __init__(
@@ -136,12 +141,14 @@ class ReplicaPool:
         clock: Callable[[], float],
         on_change: Callable[[Replica], None],
         *,
+        on_hung: Callable[[str], None] | None = None,
         ejection_rule: EjectionRule | None = None,
     ) -> None:
         self._config = config
         self._http = http
         self._clock = clock
         self._on_change = on_change
+        self._on_hung = on_hung
         rule = ejection_rule if ejection_rule is not None else EjectionRule()
         self._replicas: dict[str, Replica] = {}
         for position, replica in enumerate(config.replicas, start=1):
@@ -152,7 +159,7 @@ class ReplicaPool:
         """Other names of models: alias → name."""
         self._names = frozenset(model.name for model in config.models)
         self._told: dict[str, tuple[object, ...]] = {}
-        self._watchers: list[_Watcher] = []
+        self._watchers: dict[str, _Watcher] = {}
         self._trials: dict[str, asyncio.TimerHandle] = {}
         self._has_available = asyncio.Event()
 
@@ -161,17 +168,17 @@ class ReplicaPool:
         for replica_id, replica in self._replicas.items():
             configured = self._configured[replica_id]
             watcher = _Watcher(replica, configured, self._config, self._http, self._clock, self._settle)
-            self._watchers.append(watcher)
+            self._watchers[replica_id] = watcher
             self._tell(replica)
             watcher.start()
 
     async def aclose(self) -> None:
         """Ends probing and waits for it to have ended. Idempotent."""
-        watchers, self._watchers = self._watchers, []
+        watchers, self._watchers = self._watchers, {}
         for handle in self._trials.values():
             handle.cancel()
         self._trials.clear()
-        for watcher in watchers:
+        for watcher in watchers.values():
             await watcher.aclose()
 
     async def wait_available(self) -> None:
@@ -227,42 +234,53 @@ class ReplicaPool:
         replica.ejection.failed(self._clock())
         self._settle(replica)
 
-    def report_success(self, replica_id: str) -> None:
-        """A call reached the replica and was answered."""
+    def report_refused(self, replica_id: str) -> None:
+        """Nobody listens there: it counts as down until a probe, made at once, finds it well."""
+        if (watcher := self._watchers.get(replica_id)) is not None:
+            watcher.refused()
+        self.report_failure(replica_id)
+
+    def report_answered(self, replica_id: str) -> None:
+        """The head of an answer came that doesn't speak against the replica; the rest may still fail."""
         replica = self._replicas[replica_id]
-        replica.ejection.succeeded(self._clock())
-        self._settle(replica)
+        if replica.ejection.until_s is not None:
+            replica.ejection.answered(self._clock())
+            self._settle(replica)
+
+    def report_success(self, replica_id: str) -> None:
+        """A call reached the replica and was answered, to the end."""
+        replica = self._replicas[replica_id]
+        if not replica.ejection.is_clean:
+            replica.ejection.succeeded(self._clock())
+            self._settle(replica)
 
     def _settle(self, changed: Replica) -> None:
         """Works out availability after something about `changed` changed, and tells of every difference."""
         now_s = self._clock()
-        state = changed.ejection.state(now_s)
-        changed.put_on_trial(state is Rotation.TRIAL)
         if (handle := self._trials.pop(changed.replica_id, None)) is not None:
             handle.cancel()
+        state = changed.ejection.state(now_s)
         if state is Rotation.EJECTED and self._watchers and (until_s := changed.ejection.until_s) is not None:
             loop = asyncio.get_running_loop()
             self._trials[changed.replica_id] = loop.call_later(until_s - now_s, self._settle, changed)
-        in_rotation = {
-            replica.replica_id: replica.is_healthy and replica.ejection.state(now_s) is not Rotation.EJECTED
-            for replica in self._replicas.values()
-        }
+        healthy = [replica for replica in self._replicas.values() if replica.is_healthy]
+        states = {replica.replica_id: replica.ejection.state(now_s) for replica in healthy}
+        # A doubtful replica is better than none (Envoy's panic mode): only those are left out, or held to one request,
+        # whose every model others serve.
+        trusted = _models(replica for replica in healthy if states[replica.replica_id] is Rotation.IN)
+        usable = _models(replica for replica in healthy if states[replica.replica_id] is not Rotation.EJECTED)
         for replica in self._replicas.values():
-            replica.is_available = in_rotation[replica.replica_id] or (
-                replica.is_healthy and self._is_irreplaceable(replica, in_rotation)
-            )
+            found = states.get(replica.replica_id)
+            replica.put_on_trial(found is Rotation.TRIAL and replica.models <= trusted)
+            replica.is_available = found is not None and (found is not Rotation.EJECTED or not replica.models <= usable)
             self._tell(replica)
         if any(replica.is_available for replica in self._replicas.values()):
             self._has_available.set()
         else:
             self._has_available.clear()
-
-    def _is_irreplaceable(self, ejected: Replica, in_rotation: Mapping[str, bool]) -> bool:
-        """Whether a model would be left without a replica: a doubtful one is better than none (Envoy's panic mode)."""
-        served = {
-            name for replica in self._replicas.values() if in_rotation[replica.replica_id] for name in replica.models
-        }
-        return not ejected.models <= served
+        for replica in self._replicas.values():
+            if replica.is_hung and self._on_hung is not None:
+                self._on_hung(replica.replica_id)
 
     def _tell(self, replica: Replica) -> None:
         seen = replica.as_seen()
@@ -291,6 +309,7 @@ class _Watcher:
         self._settle = settle
         self._num_slow = 0
         self._is_identified = False
+        self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -301,14 +320,22 @@ class _Watcher:
             self._task.cancel()
             await asyncio.wait([self._task])
 
+    def refused(self) -> None:
+        """A call found nobody listening: so it is, until the next probe, which is made at once."""
+        self._lost("it refuses connections")
+        self._wanted.set()
+
     async def _run(self) -> None:
         while True:
+            self._wanted.clear()
             try:
                 await self._probe()
             except Exception:
                 # A replica can answer anything; whatever it was, the next probe must come.
                 logger.exception("probing replica %s failed", self._replica.replica_id)
-            await asyncio.sleep(self._interval_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await self._wanted.wait()
 
     async def _probe(self) -> None:
         replica = self._replica
@@ -316,6 +343,7 @@ class _Watcher:
         self._num_slow = self._num_slow + 1 if health is Health.SLOW else 0
         if health is Health.DOWN or (health is Health.SLOW and self._num_slow >= SLOW_PROBES):
             self._lost(f"its health check failed: {why}")
+            replica.is_hung = health is Health.SLOW
         elif health is Health.GREEN:
             await self._learn()
         self._settle(replica)
@@ -323,7 +351,7 @@ class _Watcher:
     def _lost(self, error: str) -> None:
         if self._replica.is_healthy or self._replica.last_error is None:
             logger.warning("replica %s (%s): %s", self._replica.replica_id, self._replica.url, error)
-        self._replica.is_healthy = False
+        self._replica.is_healthy = self._replica.is_hung = False
         self._replica.last_error = error
         self._is_identified = False  # what comes back may be another server
 
@@ -348,7 +376,7 @@ class _Watcher:
             await self._identify(replica.cards, load.engine if load is not None else None)
         if not replica.is_healthy:
             logger.info("replica %s (%s): %s, serves %s", replica.replica_id, replica.url, replica.kind, _list(replica))
-        replica.is_healthy = True
+        replica.is_healthy, replica.is_hung = True, False
         replica.last_error = None
 
     def _parse(self, page: str) -> ReplicaLoad | None:
@@ -370,6 +398,10 @@ class _Watcher:
             features.add(TOKENIZE)
         replica.features = frozenset(features)
         self._is_identified = True
+
+
+def _models(replicas: Iterable[Replica]) -> set[str]:
+    return {name for replica in replicas for name in replica.models}
 
 
 def _list(replica: Replica) -> str:

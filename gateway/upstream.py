@@ -5,6 +5,7 @@ request goes once more over a fresh one, invisibly. Nothing else is ever sent tw
 """
 
 import asyncio
+import errno
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,8 @@ from .errors import ConnectFailed, Headers, UpstreamClosed
 # Below the 5 s after which uvicorn, and so vLLM, closes an idle connection.
 KEEP_IDLE_S = 4.0
 MAX_IDLE = 512
+# Failures to connect that say nothing of the replica.
+_OWN_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 
 class Upstream:
@@ -89,7 +92,8 @@ class Upstream:
                     server_hostname=self.host if self._tls is not None else None,
                 )
         except (OSError, TimeoutError) as error:
-            raise ConnectFailed from error
+            is_refused = not isinstance(error, TimeoutError) and error.errno not in _OWN_SHORTAGES
+            raise ConnectFailed(is_refused=is_refused) from error
         if connection.is_closed or self._is_closed:
             connection.abort()
             raise ConnectFailed
@@ -185,6 +189,11 @@ class Exchange:
     def peek(self) -> Awaitable[bytes]:
         """What `read` will begin with, left for it."""
         return self._taken().peek()
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether any byte of the response has come."""
+        return self._connection is not None and self._connection.has_answered
 
     @property
     def is_at_end(self) -> bool:

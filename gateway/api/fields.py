@@ -23,7 +23,8 @@ class RequestFields:
     the size of the body. `max_output_tokens` is the caller's bound over all choices of all prompts, None without one.
     `priority` is higher goes first (the wire has vLLM's sign, lower first). `feature` is what the replica must be able
     to do, where that depends on the body; None leaves it to the route. `adapters` are named beside the model (SGLang's
-    `lora_path`, TGI's `adapter_id`): they need the same permission.
+    `lora_path`, TGI's `adapter_id`): they need the same permission. `may_be_cut`: the replica is asked to cut a
+    prompt that is too long.
     """
 
     num_body_bytes: int
@@ -39,6 +40,13 @@ class RequestFields:
     estimated_tokens: int | None = None
     adapters: tuple[str, ...] = ()
     feature: str | None = None
+    may_be_cut: bool = False
+
+    @property
+    def has_several_prompts(self) -> bool:
+        """Each is bounded by the model's context, not their sum."""
+        prompt = self.prompt
+        return type(prompt) is list and len(prompt) > 1 and type(prompt[0]) is not int
 
 
 def read_chat(body: bytes, _: Headers, max_depth: int) -> RequestFields:
@@ -71,6 +79,7 @@ def _generation(body: bytes, parsed: Mapping[str, Any], *, num_prompts: int = 1,
         priority=-(read.count(parsed, "priority") or 0),
         tools=read.items(parsed, "tools"),
         include_usage=_include_usage(parsed),
+        may_be_cut=parsed.get("truncate_prompt_tokens") is not None,
         adapters=read.adapters(parsed, "lora_path"),
         **counted,
     )

@@ -25,6 +25,7 @@ def read_responses(body: bytes, _: Headers, max_depth: int) -> RequestFields:
         priority=-(read.count(parsed, "priority") or 0),
         messages=_conversation(parsed) or None,
         tools=read.items(parsed, "tools"),
+        may_be_cut=parsed.get("truncation") not in (None, "disabled"),
     )
 
 
@@ -82,6 +83,7 @@ def _without_output(body: bytes, parsed: Mapping[str, Any], **counted: Any) -> R
         max_output_tokens=0,
         adapters=read.adapters(parsed, "lora_path"),
         priority=-(read.count(parsed, "priority") or 0),
+        may_be_cut=parsed.get("truncate_prompt_tokens") is not None,
         **counted,
     )
 

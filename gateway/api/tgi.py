@@ -41,6 +41,7 @@ def _generation(body: bytes, parsed: dict[str, Any], *, streams: bool) -> Reques
         num_choices=num_choices,
         prompt=inputs,
         adapters=read.adapters(parameters, "adapter_id"),
+        may_be_cut=parameters.get("truncate") is not None,
     )
 
 

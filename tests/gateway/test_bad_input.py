@@ -190,7 +190,7 @@ async def test_a_fault_of_our_own() -> None:
     """500 in our shape without a word of the exception, everything given back."""
     async with FakeReplica(answers()) as replica, gateway_for(replica) as gateway:
 
-        async def count(*_: object) -> None:
+        async def count(*_: object, **__: object) -> None:
             raise RuntimeError("CANARY")
 
         gateway.tokens.count = count  # type: ignore[method-assign, assignment]

@@ -38,7 +38,7 @@ async def test_leaving_while_tokens_are_counted(body: bytes) -> None:
     async with FakeReplica(answers()) as replica, gateway_for(replica) as gateway:
         counting = asyncio.Event()
 
-        async def count(*_: object) -> None:
+        async def count(*_: object, **__: object) -> None:
             counting.set()
             await asyncio.Event().wait()
 
@@ -197,6 +197,32 @@ async def test_a_slow_reader_slows_the_replica() -> None:
         await request.ended()
         assert request.body.endswith(DONE)
         assert sent == pieces
+
+
+async def test_a_client_that_stops_reading_is_cut_off() -> None:
+    """After `send_s` its slot and the replica's connection are free, and the next request is served."""
+
+    async def floods(call: Call) -> None:
+        await call.head(headers=[("content-type", "text/event-stream")])
+        while True:
+            await call.chunk(b":" + b"x" * 65536 + b"\n\n")
+
+    timeouts: dict[str, Any] = {"timeouts": {"send_s": 0.2}}
+    async with (
+        FakeReplica(floods) as replica,
+        gateway_for(replica, **ONE_AT_A_TIME, **timeouts) as gateway,
+        serving(gateway) as port,
+        RawClient(port, post(CHAT, STREAM_BODY)) as client,
+    ):
+        await client.read_until(lambda: client.has_head)
+        await until(lambda: replica.num_running == 1)
+        replica.behaviour = answers(b"{}")
+        reply = await ask(port, CHAT, BODY)
+        assert (reply.status, reply.body) == (200, b"{}")
+        await until(lambda: replica.num_running == 0)
+        record = next(iter(gateway.ring._records.values()))
+        assert (record.outcome, record.status, record.reason) == ("client-left", 499, "client-stalled")
+        assert_nothing_held(gateway)
 
 
 async def test_five_hundred_requests_cut_at_random_leave_nothing() -> None:

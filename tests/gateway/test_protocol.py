@@ -404,6 +404,36 @@ async def test_slow_heads() -> None:
         assert front.refused["head-timeout"] == 3
 
 
+async def test_an_endless_head() -> None:
+    """Refused once it is too large, and no more of it is kept, in one header or in many."""
+    for endless in (b"x" * 65536, b"x: 1\r\nx" * 8192):
+        async with served(head_s=5.0) as (port, app, front), RawSocket(port) as sock:
+            await sock.send_all(b"GET /x HTTP/1.1\r\nHost: a\r\nX: ")
+            num_sent = 0
+            while front.num_open and not sock.was_reset and num_sent < 2000:
+                await sock.send_all(endless)
+                num_sent += 1
+                await asyncio.sleep(0)
+            assert front.refused["head-too-large"] == 1
+            assert app.events == []
+
+
+async def test_many_half_open_heads() -> None:
+    """They hold up nobody, and each is over after its time."""
+    async with served(head_s=0.5) as (port, app, front):
+        socks = [RawSocket(port) for _ in range(200)]
+        for sock in socks:
+            await sock.__aenter__()
+            sock.send(b"GET /slow HTTP/1.1\r\nHost: a\r\nX-Slow: ")
+        assert statuses(await answer_to(port, get("/x", CLOSE))) == [200]
+        for sock in socks:
+            assert statuses(await sock.read_to_end()) == [408]
+            sock.close()
+        await until(lambda: front.num_open == 0)
+        assert front.refused["head-timeout"] == 200
+        assert app.events == ["GET /x"]
+
+
 async def test_idle_connections_are_closed() -> None:
     """After their time, blank lines or not; a request in time is served."""
     async with served(keep_alive_s=0.2) as (port, _, _), RawSocket(port) as sock:

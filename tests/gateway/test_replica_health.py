@@ -34,6 +34,21 @@ def test_calls_from_before_the_ejection_change_nothing() -> None:
     assert ejection.state(4.999) is Rotation.EJECTED
 
 
+def test_an_answer_that_begins_ends_the_trial_and_forgives_nothing() -> None:
+    """Everybody may go there; one failure before a whole answer ejects again, for twice as long."""
+    ejection = ejected_at(0.0)
+    ejection.answered(1.0)
+    assert ejection.state(1.0) is Rotation.EJECTED  # it was sent before
+    ejection.answered(5.0)
+    assert ejection.state(5.0) is Rotation.IN
+    assert not ejection.is_clean
+    ejection.failed(6.0)
+    assert ejection.until_s == 16.0
+    ejection.answered(16.0)
+    ejection.succeeded(17.0)
+    assert ejection.is_clean
+
+
 def test_each_failed_trial_doubles_the_wait_up_to_a_bound() -> None:
     """5, 10, 15, 15 seconds; one failure is enough on trial."""
     ejection = ejected_at(0.0)

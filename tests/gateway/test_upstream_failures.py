@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,16 +13,9 @@ from gateway.upstream import Exchange, Upstream
 from tests.support.asgi import HandDriven
 from tests.support.fake_replica import DONE, Call, FakeReplica, answers, delta, hangs, streams
 from tests.support.gateways import BODY, CHAT, STREAM_BODY, assert_nothing_held, gateway_for
-from tests.support.serve import RawClient, ask, post, serving, until
+from tests.support.serve import RawClient, ask, free_port, post, serving, until
 
 REQUEST = b"POST /x HTTP/1.1\r\nhost: r\r\ncontent-length: 0\r\n\r\n"
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def _upstream(replica: FakeReplica, *, gap_s: float = 10.0) -> Upstream:
@@ -107,7 +99,7 @@ async def test_a_replica_that_refuses_connections_is_replaced() -> None:
         FakeReplica(answers(b"{}")) as other,
         gateway_for(gone, other) as gateway,
     ):
-        gateway.upstreams.of("r1", gone.url).port = _free_port()
+        gateway.upstreams.of("r1", gone.url).port = free_port()
         for _ in range(3):
             request = HandDriven(gateway, CHAT).start(BODY)
             await request.ended()
@@ -346,7 +338,7 @@ async def test_answers_that_are_not_http_are_refused(answer: bytes) -> None:
 
 async def test_nothing_listens() -> None:
     """A refused connection is ConnectFailed, and a slow one too."""
-    upstream = Upstream(f"http://127.0.0.1:{_free_port()}", connect_s=1, first_byte_s=1, gap_s=1)
+    upstream = Upstream(f"http://127.0.0.1:{free_port()}", connect_s=1, first_byte_s=1, gap_s=1)
     with pytest.raises(ConnectFailed):
         await upstream.exchange(REQUEST, b"").send()
     assert upstream.num_open == 0

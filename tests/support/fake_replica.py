@@ -87,7 +87,8 @@ class FakeReplica:
     """A running one, as an async context manager. `owned_by` is how it names its kind, `pages` has more GET answers.
 
     `received` lists the POSTs; `num_open` counts the connections that are open now; `num_aborted` the calls whose peer
-    closed before the behaviour was done; `num_running` the behaviours that run.
+    closed before the behaviour was done; `num_running` the behaviours that run. While `is_answering_health` is
+    False, health checks hang.
     """
 
     def __init__(
@@ -113,6 +114,8 @@ class FakeReplica:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_healthy = True
+        self.is_answering_health = True
+        self.num_health_checks = 0
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, limit=1 << 24, ssl=self._tls)
@@ -165,6 +168,9 @@ class FakeReplica:
 
     async def _probe(self, call: Call) -> None:
         if call.received.path == "/health":
+            self.num_health_checks += 1
+            if not self.is_answering_health:
+                await asyncio.Event().wait()
             await call.whole(b"{}", status=200 if self.is_healthy else 503)
         elif call.received.path == "/v1/models":
             data = [{"id": name, "object": "model", "owned_by": self.owned_by} for name in self.models]

@@ -46,6 +46,14 @@ async def serving(app: Any, front: Front | None = None) -> AsyncIterator[int]:
         sock.close()
 
 
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
 async def until(condition: Callable[[], bool], *, deadline_s: float = DEADLINE_S) -> None:
     """Poll until the condition holds; fails at the deadline."""
     async with asyncio.timeout(deadline_s):
