@@ -21,6 +21,7 @@ from .api import routes
 from .attribution import Record
 from .config import GatewayConfig
 from .config_errors import ConfigError
+from .cors import Cors
 from .disconnect import Message, Receive, Send
 from .dispatcher import Dispatcher
 from .drain import Drain
@@ -78,6 +79,7 @@ class Gateway:
         self.access = AdminAccess(
             self.keys, needs_key=config.needs_admin_key, has_listener=config.admin.listen is not None
         )
+        self._cors = None if config.cors is None else Cors(config.cors.origins, config.cors.max_age_s)
         self.ring = TimingRing(config.timing_ring)
         self.access_log = AccessLog(config.log.access)
         self.metrics = Metrics()
@@ -122,12 +124,22 @@ class Gateway:
         )
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """ASGI: the hot routes, the lifespan, and everything else."""
-        kind = scope["type"]
-        if kind == "http" and (route := routes.find(scope)) is not None and not self.access.is_inside(scope):
-            await self._handler(route, scope, receive, send)
-        elif kind == "lifespan":
+        """ASGI: requests, and the lifespan."""
+        if scope["type"] != "http":
             await self._lifespan(receive, send)
+        elif self._cors is None:
+            await self._serve(scope, receive, send)
+        elif self._cors.is_preflight(scope):
+            await self._cors.answer(scope, send)
+        else:
+            await self._serve(scope, receive, self._cors.wrap(scope, send))
+
+    async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
+        """The hot routes, and everything else."""
+        if scope["method"] == "HEAD":  # the server leaves the body out
+            scope = {**scope, "method": "GET"}
+        if (route := routes.find(scope)) is not None and not self.access.is_inside(scope):
+            await self._handler(route, scope, receive, send)
         else:
             await self._admin(scope, receive, send)
 

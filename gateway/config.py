@@ -24,6 +24,7 @@ from .config_values import (
     KeyFilePath,
     Name,
     Names,
+    Origin,
     Seconds,
     TokenizerPath,
     Url,
@@ -192,6 +193,15 @@ class Limits(_Section):
     """… and what is allowed besides."""
 
 
+class CorsConfig(_Section):
+    """Which web pages may call the gateway from a browser."""
+
+    origins: Annotated[tuple[Origin, ...], Field(strict=False, min_length=1)]
+    """Such as https://chat.example.com; "*" is any."""
+    max_age_s: int = Field(default=600, ge=0)
+    """How long browsers may remember what is allowed."""
+
+
 class Probes(_Section):
     interval_s: Seconds = 5.0
     timeout_s: Seconds = 2.0
@@ -223,6 +233,8 @@ class GatewayConfig(_Section):
     policy: PolicyConfig = PolicyConfig()
     timeouts: Timeouts = Timeouts()
     limits: Limits = Limits()
+    cors: CorsConfig | None = None
+    """None: no page of another origin may."""
     probes: Probes = Probes()
     log: LogConfig = LogConfig()
     timing_ring: Count = 10_000

@@ -32,6 +32,11 @@ def _normal_url(text: str) -> str:
     return f"{parts.scheme}://{shown_host}{shown_port}"
 
 
+def _origin(text: str) -> str:
+    """As browsers write it: without a slash at the end."""
+    return text if text == "*" else _normal_url(text)
+
+
 def _against_base_dir(value: object, info: ValidationInfo) -> object:
     base_dir = (info.context or {}).get("base_dir")
     return Path(base_dir) / value if isinstance(value, str) and base_dir is not None else value
@@ -99,6 +104,7 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 Names = Annotated[tuple[Name, ...], Field(strict=False)]
 Features = Annotated[Names, AfterValidator(_known_features)]
 Url = Annotated[str, AfterValidator(_normal_url)]
+Origin = Annotated[str, AfterValidator(_origin)]
 TokenizerPath = Annotated[Path, Field(strict=False), BeforeValidator(_against_base_dir), AfterValidator(_has_tokenizer)]
 KeyFilePath = Annotated[Path, Field(strict=False), BeforeValidator(_against_base_dir), AfterValidator(_has_good_keys)]
 HeaderValue = Annotated[SecretStr, AfterValidator(_header_value)]

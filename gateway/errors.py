@@ -237,7 +237,7 @@ class MalformedBody(GatewayError):
 
 
 class UnsupportedEncoding(GatewayError):
-    """The body is packed, and scheduling has to read it."""
+    """The body is packed in a way that can't be undone here, and scheduling has to read it."""
 
     status = 415
     type = "invalid_request_error"
@@ -246,7 +246,10 @@ class UnsupportedEncoding(GatewayError):
     closes = True
 
     def __init__(self) -> None:
-        super().__init__("Request bodies must not have a Content-Encoding.")
+        super().__init__("The Content-Encodings of a request body that are understood here are gzip and deflate.")
+
+    def headers(self) -> Headers:
+        return [*super().headers(), (b"accept-encoding", b"gzip, deflate")]
 
 
 _RATE_LIMITED = frozenset({Reason.QUEUE_FULL, Reason.CAPACITY, Reason.LANE})

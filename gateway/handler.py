@@ -45,7 +45,11 @@ from .request import Request
 from .request_id import RequestIds
 from .retry_budget import RetryBudget
 from .tokens import TokenCount
+<<<<<<< HEAD
 from .unanswered import UnansweredCalls
+=======
+from .unpack import unpack
+>>>>>>> e04dcdc (wip)
 from .upstream import Upstreams
 
 logger = logging.getLogger(__name__)
@@ -213,6 +217,8 @@ class Handler:
             )
             async with client:
                 record.enter(Layer.OTHER, self._clock())
+                if head.is_packed:
+                    body = await unpack(body, bounds.max_body_bytes)
                 fields = route.read(body, raw_headers, bounds.max_json_depth)
                 feature = fields.feature or route.feature
                 record.streams = fields.stream

@@ -25,6 +25,7 @@ def summary(config: GatewayConfig) -> str:
         f"limits    body {limits.max_body_bytes} bytes, JSON depth {limits.max_json_depth}, "
         f"attempts {limits.max_attempts}, retries up to {limits.retry_ratio:.0%} of requests and "
         f"{limits.min_retries_per_s:g}/s besides",
+        f"cors      {', '.join(config.cors.origins) if config.cors is not None else 'none: no web page may call'}",
         f"probes    every {config.probes.interval_s:g} s, within {config.probes.timeout_s:g} s",
         f"log       {config.log.level}; access log: {config.log.access or 'none'}",
     ]

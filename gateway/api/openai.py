@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 
 from policies.types import DECLARABLE_LANES, Lane
 
+from .. import cors
 from ..disconnect import Message
 from ..errors import BadRequest, Headers, UnsupportedEncoding
+from ..unpack import CODINGS
 
 HOP_BY_HOP = frozenset(
     {
@@ -22,6 +24,8 @@ HOP_BY_HOP = frozenset(
     }
 )
 _OURS = b"x-tailgate-"
+# Which pages may read an answer is for the gateway to say, as it is who they talk to.
+_NOT_RETURNED = (_OURS, cors.PREFIX)
 _QUERY = re.compile(rb"[!-~]*")
 _PRIORITY = b"x-vllm-priority"
 # Made anew for the connection upstream, answered by our own server, or ours to set.
@@ -41,6 +45,8 @@ class RequestHead:
     content_length: int | None
     lane: Lane | None
     wants_timing: bool
+    is_packed: bool = False
+    """Whether the body came in one of `unpack.CODINGS`; it goes on without."""
 
 
 def read_head(headers: Headers) -> RequestHead:
@@ -52,7 +58,7 @@ def read_head(headers: Headers) -> RequestHead:
     credentials: list[bytes] = []
     content_length: int | None = None
     lane: Lane | None = None
-    wants_timing = False
+    wants_timing = is_packed = False
     scoped = connection_scoped(headers)
     for name, value in headers:
         if name in CREDENTIALS:
@@ -68,14 +74,17 @@ def read_head(headers: Headers) -> RequestHead:
                 if value.strip().lower() != b"stream":
                     raise BadRequest("`x-tailgate-timing` must be: stream.", param="x-tailgate-timing")
                 wants_timing = True
-        elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-            raise UnsupportedEncoding
+        elif name == b"content-encoding":
+            coding = value.strip().lower()
+            is_packed = coding in CODINGS
+            if not is_packed and coding not in (b"", b"identity"):
+                raise UnsupportedEncoding
         else:
             lines.append(b"%b: %b\r\n" % (name, value))
     forwarded = b"".join(lines)
     if forwarded.count(b"\n") != len(lines):
         raise BadRequest("A header value contains a line break.")
-    return RequestHead(forwarded, b"".join(credentials), content_length, lane, wants_timing)
+    return RequestHead(forwarded, b"".join(credentials), content_length, lane, wants_timing, is_packed)
 
 
 def withhold(head: RequestHead, query: bytes, secret: bytes) -> tuple[RequestHead, bytes]:
@@ -84,7 +93,7 @@ def withhold(head: RequestHead, query: bytes, secret: bytes) -> tuple[RequestHea
     if secret in forwarded:
         lines = forwarded.splitlines(keepends=True)
         forwarded = b"".join(line for line in lines if secret not in line)
-    kept = RequestHead(forwarded, b"", head.content_length, head.lane, head.wants_timing)
+    kept = RequestHead(forwarded, b"", head.content_length, head.lane, head.wants_timing, head.is_packed)
     return kept, b"" if secret in query else query
 
 
@@ -103,7 +112,7 @@ def response_headers(headers: Headers) -> Headers:
     return [
         header
         for header in headers
-        if header[0] not in HOP_BY_HOP and header[0] not in scoped and not header[0].startswith(_OURS)
+        if header[0] not in HOP_BY_HOP and header[0] not in scoped and not header[0].startswith(_NOT_RETURNED)
     ]
 
 

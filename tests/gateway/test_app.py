@@ -14,6 +14,7 @@ from gateway.timing_ring import TimingRing
 from tests.support.asgi import HandDriven
 from tests.support.fake_replica import DONE, Call, FakeReplica, answers, delta, streams
 from tests.support.gateways import BODY, CHAT, STREAM_BODY, assert_nothing_held, configured, gateway_for
+from tests.support.raw import answer_to, statuses
 from tests.support.serve import RawClient, ask, serving
 
 
@@ -41,6 +42,17 @@ async def test_other_paths_are_the_admin_applications() -> None:
         page = (await _fetch(port, "/metrics")).body
         assert b"tailgate_requests_in_flight 0.0" in page
         assert len(replica.received) == 1
+
+
+async def test_heads_are_answered_as_gets_without_a_body() -> None:
+    """As load balancers ask; a route that takes something else says what."""
+    async with FakeReplica(answers()) as replica, gateway_for(replica) as gateway, serving(gateway) as port:
+        for path, status in (("/healthz", 200), ("/readyz", 200), ("/v1/nothing", 404), (CHAT, 405)):
+            received = await answer_to(port, f"HEAD {path} HTTP/1.1\r\nhost: g\r\nconnection: close\r\n\r\n".encode())
+            assert statuses(received) == [status]
+            assert received.endswith(b"\r\n\r\n")
+            assert (b"allow: POST" in received) is (status == 405)
+        assert replica.received == []
 
 
 async def test_request_ids_are_ours_and_differ() -> None:

@@ -57,6 +57,7 @@ def test_settings_arrive() -> None:
         retries=0,
         max_body_mb=16,
         drain_s=8,
+        cors_origins=["https://a.example"],
         header_timeout_s=2,
         body_timeout_s=1,
         models_per_backend={"b1": ["m1"]},
@@ -72,6 +73,8 @@ def test_settings_arrive() -> None:
     assert (config.timeouts.head_s, config.timeouts.receive_s) == (2.0, 1.0)
     assert (config.limits.max_attempts, config.limits.max_body_bytes) == (1, 16 * 2**20)
     assert config.log.level == "debug"
+    assert config.cors is not None
+    assert config.cors.origins == ("https://a.example",)
 
 
 def test_keys_and_their_limits_become_a_key_file(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ DESCRIBE: dict[str, Any] = {
     "metrics": "/metrics",
     "in_flight": {"path": "/metrics", "re": r"^tailgate_requests_in_flight (\S+)$"},
     "queued": {"path": "/metrics", "re": r"^tailgate_requests_queued\{.*\} (\S+)$"},
-    "capabilities": ["auth", "key_models", "limits", "token_limits", "priorities"],
+    "capabilities": ["auth", "cors", "key_models", "limits", "token_limits", "priorities"],
     "priority": {
         "high": {"headers": {"x-tailgate-lane": "interactive"}},
         "low": {"headers": {"x-tailgate-lane": "background"}},
@@ -38,6 +38,7 @@ SAME = {
     "header_timeout_s": ("timeouts", "head_s"),
     "body_timeout_s": ("timeouts", "receive_s"),
     "drain_s": ("timeouts", "drain_s"),
+    "cors_origins": ("cors", "origins"),
     "health_interval_s": ("probes", "interval_s"),
     "log_level": ("log", "level"),
     "default_max_tokens": ("limits", "assumed_output_tokens"),
