@@ -45,11 +45,8 @@ from .request import Request
 from .request_id import RequestIds
 from .retry_budget import RetryBudget
 from .tokens import TokenCount
-<<<<<<< HEAD
 from .unanswered import UnansweredCalls
-=======
 from .unpack import unpack
->>>>>>> e04dcdc (wip)
 from .upstream import Upstreams
 
 logger = logging.getLogger(__name__)
