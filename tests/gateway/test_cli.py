@@ -292,10 +292,12 @@ async def test_sigterm_drains(tmp_path: Path, is_patient: bool) -> None:
                     finish.set()
                     assert (await running_one).status_code == 200
                 else:
-                    with contextlib.suppress(httpx.HTTPError):
-                        assert (await running_one).status_code >= 500
+                    told = await running_one
+                    assert (told.status_code, told.headers["retry-after"]) == (503, "1")
+                    assert told.json()["error"]["code"] == "draining"
                 assert await process.ended() == 0
                 finish.set()
+                assert "Traceback" not in process.errors()
 
 
 async def test_readiness_goes_before_new_work_is_refused(tmp_path: Path) -> None:
