@@ -7,6 +7,7 @@ Figures that exist anyway (queued, in flight, available) are read when the page 
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -19,7 +20,7 @@ from policies.types import Lane
 from .attribution import Layer, Record
 from .front import Front
 from .replicas import Replica
-from .series import Families
+from .series import Distribution, Families
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 TPOT_BUCKETS_S = (
@@ -64,6 +65,18 @@ class Keys(Protocol):
     def has_keys(self) -> bool: ...
     @property
     def num_keys(self) -> int: ...
+
+
+@dataclass(slots=True)
+class _OfLane:
+    """The series that nearly every request of a lane adds to, so that they needn't be looked up by their labels."""
+
+    name: str
+    layers: dict[Layer, Distribution]
+    e2e: Distribution
+    ttft: Distribution
+    tpot: Distribution
+    prediction_error: Distribution
 
 
 class Metrics:
@@ -127,20 +140,20 @@ class Metrics:
             "tailgate_tenant_tokens_total", "Tokens of requests with an API key.", ["tenant", "kind"]
         )
         self._tenants: set[str] = set()
+        self._lanes: dict[Lane | None, _OfLane] = {}
         self._begin()
         ProcessCollector(registry=self.registry)
         self._lag_task: asyncio.Task[None] | None = None
 
     def _begin(self) -> None:
         """All histograms are there from the start, at zero: traffic, whatever it is, adds next to nothing."""
-        for layer in (Layer.ACCEPT, Layer.TOKENIZE, Layer.OTHER):
-            self._layers.at(layer.value, NO_LANE)
         for lane in Lane:
+            of = self._of_lane(lane)
             for layer in Layer:
-                self._layers.at(layer.value, lane.value)
-            for family in (self._ttft, self._e2e, self._tpot, self._prediction_error):
-                family.at(lane.value)
-        self._e2e.at(NO_LANE)
+                of.layers[layer] = self._layers.at(layer.value, of.name)
+        of = self._of_lane(None)
+        for layer in (Layer.ACCEPT, Layer.TOKENIZE, Layer.OTHER):
+            of.layers[layer] = self._layers.at(layer.value, of.name)
         self._lag.at()
 
     def start(self) -> None:
@@ -176,34 +189,44 @@ class Metrics:
 
     def observe(self, record: Record) -> None:
         """A request ended, however it did."""
-        lane = record.lane.value if record.lane is not None else NO_LANE
-        self._requests.at(record.route, lane, record.outcome).add()
-        if record.outcome in ("rejected", "evicted"):
-            self._turned_away.at(record.outcome, record.reason or "unknown").add()
+        of = self._lanes[record.lane]
+        outcome, output_tokens = record.outcome, record.output_tokens
+        self._requests.at(record.route, of.name, outcome).add()
+        if outcome in ("rejected", "evicted"):
+            self._turned_away.at(outcome, record.reason or "unknown").add()
         if record.attempt > 1:
             self._retries.at().add(record.attempt - 1)
+        layers = of.layers
         for layer, duration_s in record.layers.items():
-            self._layers.at(layer.value, lane).add(duration_s)
-        self._e2e.at(lane).add(record.total_s)
+            if layer not in layers:
+                layers[layer] = self._layers.at(layer.value, of.name)
+            layers[layer].add(duration_s)
+        of.e2e.add(record.total_s)
         if record.ttft_s is not None:
-            self._ttft.at(lane).add(record.ttft_s)
+            of.ttft.add(record.ttft_s)
         if record.tpot_s is not None:
-            self._tpot.at(lane).add(record.tpot_s)
+            of.tpot.add(record.tpot_s)
         if record.tenant:
             self._observe_tenant(record)
         if record.prompt_tokens_source is not None:
             self._counts.at(record.prompt_tokens_source).add()
         if record.prompt_tokens:
-            self._prompt_tokens.at(lane).add(record.prompt_tokens)
+            self._prompt_tokens.at(of.name).add(record.prompt_tokens)
         if record.cached_tokens:
-            self._cached_tokens.at(lane).add(record.cached_tokens)
-        if record.output_tokens:
-            self._output_tokens.at(lane).add(record.output_tokens)
+            self._cached_tokens.at(of.name).add(record.cached_tokens)
+        if output_tokens:
+            self._output_tokens.at(of.name).add(output_tokens)
             # Only answers that ended by themselves say how long they were going to be.
-            if record.outcome == "ok" and record.predicted_output_tokens is not None:
-                larger = max(record.predicted_output_tokens, record.output_tokens)
-                error_tokens = abs(record.predicted_output_tokens - record.output_tokens)
-                self._prediction_error.at(lane).add(error_tokens / larger)
+            predicted_tokens = record.predicted_output_tokens
+            if outcome == "ok" and predicted_tokens is not None:
+                error_tokens = abs(predicted_tokens - output_tokens)
+                of.prediction_error.add(error_tokens / max(predicted_tokens, output_tokens))
+
+    def _of_lane(self, lane: Lane | None) -> "_OfLane":
+        name = NO_LANE if lane is None else lane.value
+        families = (self._e2e, self._ttft, self._tpot, self._prediction_error)
+        of = self._lanes[lane] = _OfLane(name, {}, *(family.at(name) for family in families))
+        return of
 
     def _observe_tenant(self, record: Record) -> None:
         tenant = record.tenant

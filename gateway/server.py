@@ -16,6 +16,7 @@ from typing import Any
 
 import uvicorn
 
+from . import garbage
 from .drain import Drain
 from .front import Front
 from .protocol import ClientConnection
@@ -112,6 +113,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        garbage.settle()
         if self.started and not self._drain.is_draining:
             self._telling = asyncio.create_task(self._on_listening(), name="on-listening")
 
