@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PACKAGES := policies gateway backend loadtests tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo fmt check test cov sz bars bars-main clean
+.PHONY: help install run demo fmt check test cov sz bars bars-main bars-counting clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,9 @@ bars: bars-main  ## measure what the project promises; up to 40 minutes
 
 bars-main: $(STAMP)  ## measure what the main job promises, a line a bar
 	$(BIN)/tailgate-load bars main
+
+bars-counting: $(STAMP)  ## measure what counting tokens costs requests
+	$(BIN)/tailgate-load bars counting
 
 clean:  ## remove the environment and everything made
 	rm -rf $(VENV) out dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from .bars.bar import Bar
+from .bars.counting import counting_bars
 from .bars.main_topic import main_bars
 from .client import LoadClient
 from .compare import compare as run_compare
@@ -36,6 +37,7 @@ app = typer.Typer(
     Start with `tailgate-load demo`: it needs nothing but this machine. To measure your own server, `tailgate-load run
     short-behind-long --url http://HOST:PORT`; to see what a gateway changes, `tailgate-load compare`.""",
 )
+_TOPICS = {"main": main_bars, "counting": counting_bars}
 _ScenarioArgument = Annotated[
     str,
     typer.Argument(
@@ -168,15 +170,17 @@ def demo(
 
 @app.command()
 def bars(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="What to measure: main.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="What to measure: main or counting.")],
 ) -> None:
     """Measures the figures that must hold and prints a line for each; exits 1 if one falls short.
 
     `main` is the main job end to end: the demonstration from three seeds, layers, clients that hang up, the openai
     package, bad input, start-up, dispatch decisions. Takes up to 40 minutes on two cores.
+
+    `counting` is what counting tokens costs: prompts that begin alike, and short ones beside long ones. Two minutes.
     """
-    if topic != "main":
-        typer.echo(f"tailgate-load: bars {topic}: no such topic; there is: main", err=True)
+    if topic not in _TOPICS:
+        typer.echo(f"tailgate-load: bars {topic}: no such topic; there are: {', '.join(_TOPICS)}", err=True)
         raise typer.Exit(2)
     measured: list[Bar] = []
 
@@ -185,7 +189,7 @@ def bars(
         typer.echo(bar.line() + (f"\n  {bar.note}" if bar.note else ""))
 
     with steps(Console(stderr=True)) as on_step:
-        _guarded(main_bars(on_step, report))
+        _guarded(_TOPICS[topic](on_step, report))
     if not all(bar.holds for bar in measured):
         raise typer.Exit(1)
 

@@ -12,7 +12,7 @@ from .client import LoadClient
 from .errors import TargetError
 from .workload import PlannedRequest, rng_for
 
-_WORDS = """
+WORDS = """
     time year people way day man thing woman life child world school state family student group country problem hand
     part place case week company system program question work government number night point home water room mother
     area money story fact month lot right study book eye job word business issue side kind head house service friend
@@ -39,14 +39,14 @@ class PromptMaker:
     async def calibrate(cls, client: LoadClient) -> "PromptMaker":
         """Asks the target. Raises `TargetError` where it counts nothing, or no word is a single token."""
         count = _Counter(client)
-        once = await count(_chat(_WORDS))
-        twice = await count(_chat(_WORDS + _WORDS))
-        if twice - once == len(_WORDS):
-            return cls(tuple(_WORDS), once - len(_WORDS))
+        once = await count(_chat(WORDS))
+        twice = await count(_chat(WORDS + WORDS))
+        if twice - once == len(WORDS):
+            return cls(tuple(WORDS), once - len(WORDS))
         if not count.uses_tokenize:
             # Too dear to ask a word at a time: let the average stand for every word.
             raise TargetError("the target has no /tokenize and its tokenizer splits everyday words")
-        words = [word for word in _WORDS if await count(_chat([word] * 9)) - await count(_chat([word])) == 8]
+        words = [word for word in WORDS if await count(_chat([word] * 9)) - await count(_chat([word])) == 8]
         if len(words) < 16:
             raise TargetError("fewer than 16 everyday words are single tokens in the target's tokenizer")
         return cls(tuple(words), await count(_chat(words)) - len(words))
