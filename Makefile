@@ -40,11 +40,11 @@ check: $(STAMP)  ## format, lint, types, the arrows between the packages
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: $(STAMP)  ## all tests
-	$(BIN)/pytest
+test: $(STAMP)  ## all tests, a process for each core
+	$(BIN)/pytest -n auto
 
 cov: $(STAMP)  ## tests with branch coverage: 100 % of policies/, at least 90 % over all
-	$(BIN)/pytest --cov --cov-report=
+	$(BIN)/pytest -n auto --cov --cov-report=
 	$(BIN)/coverage report --skip-covered --fail-under=90
 	$(BIN)/coverage report --include='policies/*' --fail-under=100
 
