@@ -46,7 +46,7 @@ def test_the_example_has_every_part_and_option() -> None:
     text = EXAMPLE.read_text()
     parts = [registry.get(name) for registry in ROLES.values() for name in registry.names()]
     for part in [*parts, *ALWAYS]:
-        assert part.name in text
+        assert part.name in text, f"deploy/gateway.yaml says nothing of {part.name}"
         for option in part.options:
             assert f"{option}:" in text, f"{part.name}.{option}"
 

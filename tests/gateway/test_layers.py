@@ -191,6 +191,24 @@ async def test_unmeasured_time_is_marked_as_estimated() -> None:
         assert record.tpot_s is None
 
 
+async def test_what_was_seen_of_an_answer_is_counted_when_the_client_leaves() -> None:
+    """A token for each event that was passed on, though the replica never came to say how many there were."""
+
+    async def behave(call: Call) -> None:
+        await call.head(headers=[("content-type", "text/event-stream")])
+        for text in "abc":
+            await call.chunk(delta(text))
+        await call.gone.wait()
+
+    async with FakeReplica(behave) as replica, gateway_for(replica) as gateway:
+        request = HandDriven(gateway, CHAT).start(STREAM_BODY)
+        await request.until(lambda: request.body.count(b"data:") == 3)
+        request.disconnect()
+        await request.ended()
+        record = _record(gateway)
+        assert (record.outcome, record.output_tokens) == ("client-left", 3)
+
+
 async def test_a_whole_answer_is_split_too() -> None:
     """By the engine's header, and without it by the metrics in the body."""
     clock = Clock()
