@@ -41,7 +41,7 @@ app = typer.Typer(
     context_settings={"max_content_width": 110},
 )
 
-File = Annotated[Path, typer.Option(help="The key file.")]
+File = Annotated[Path, typer.Option(metavar="FILE", help="The key file.")]
 DEFAULT_FILE = Path("keys.json")
 SHORTEST_GIVEN = 32
 """Characters. A short key might be guessed, and its hash is a quick one."""
@@ -49,21 +49,32 @@ SHORTEST_GIVEN = 32
 
 @app.command()
 def create(
-    tenant: Annotated[str, typer.Option(help="Whose requests these are: a name, which several keys may share.")],
+    tenant: Annotated[
+        str, typer.Option(metavar="NAME", help="Whose requests these are: a name, which several keys may share.")
+    ],
     file: File = DEFAULT_FILE,
-    note: Annotated[str | None, typer.Option(help="Who has it, what it is for.")] = None,
-    model: Annotated[list[str] | None, typer.Option(help="A model, or alias, that it may use; all by default.")] = None,
+    note: Annotated[str | None, typer.Option(metavar="TEXT", help="Who has it, what it is for.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A model, or alias, that it may use; all by default.")
+    ] = None,
     lane: Annotated[
         list[str] | None,
-        typer.Option(help=f"A lane that it may use ({', '.join(lane.value for lane in LANES)}); all by default."),
+        typer.Option(
+            metavar="LANE", help=f"A lane that it may use ({', '.join(lane.value for lane in LANES)}); all by default."
+        ),
     ] = None,
     priority_ceiling: Annotated[
-        int | None, typer.Option(help="Highest priority of its requests; higher goes first, 0 is the usual one.")
+        int | None,
+        typer.Option(metavar="N", help="Highest priority of its requests; higher goes first, 0 is the usual one."),
     ] = None,
-    requests_per_min: Annotated[int | None, typer.Option(help="Requests, a minute's worth at once.")] = None,
-    tokens_per_min: Annotated[int | None, typer.Option(help="Prompt and output tokens together.")] = None,
-    max_in_flight_requests: Annotated[int | None, typer.Option(help="Requests at the same time.")] = None,
-    max_in_flight_tokens: Annotated[int | None, typer.Option(help="Prompt + output tokens at the same time.")] = None,
+    requests_per_min: Annotated[
+        int | None, typer.Option(metavar="N", help="Requests, a minute's worth at once.")
+    ] = None,
+    tokens_per_min: Annotated[int | None, typer.Option(metavar="N", help="Prompt and output tokens together.")] = None,
+    max_in_flight_requests: Annotated[int | None, typer.Option(metavar="N", help="Requests at the same time.")] = None,
+    max_in_flight_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Prompt + output tokens at the same time.")
+    ] = None,
     diagnostics: Annotated[bool, typer.Option("--diagnostics", help="Is told replica, policy and reason.")] = False,
     admin: Annotated[bool, typer.Option("--admin", help="May read metrics and every request's timing.")] = False,
     given: Annotated[
@@ -131,7 +142,8 @@ def list_command(file: File = DEFAULT_FILE) -> None:
 
 @app.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(help="As `tailgate keys list` shows it.")], file: File = DEFAULT_FILE
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="As `tailgate keys list` shows it.")],
+    file: File = DEFAULT_FILE,
 ) -> None:
     """Take a key out of the file. What it has running may finish; nothing new is served."""
 
