@@ -106,8 +106,13 @@ def run(
                 side = await run_plan("server", client, maker, plan, key=f"{seed}/run", on_end=on_end)
         summary = summarise(side.answers, mix)
         print_side(summary, console)
+        costs = {
+            "prefill_s_per_token": float(f"{measured.costs.prompt_token_s:.3g}"),
+            "decode_s_per_token": float(f"{measured.costs.output_token_s:.3g}"),
+        }
+        console.print(f"what tokens cost there, as a gateway's policy.options.cost takes it: {costs}")
         if folder is not None:
-            save_json({"scenario": mix.name, "seed": seed, "summary": summary}, folder / "run.json")
+            save_json({"scenario": mix.name, "seed": seed, "costs": costs, "summary": summary}, folder / "run.json")
 
     _guarded(body())
 
