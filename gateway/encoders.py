@@ -1,7 +1,8 @@
 """Two ways of counting a text's tokens: `tokenizers`, which knows every model, and `tiktoken`, which is quicker.
 
-`tiktoken` takes about a sixth of the time. It is used for a model only after it gave the very same tokens on a varied
-sample, and never for texts in which it is known to do otherwise.
+`tiktoken` takes a quarter (code) to a seventh (plain words) of the time: 64k tokens in 11 ms instead of 77. It is used
+for a model only after it gave the very same tokens on a varied sample, and never for texts in which it is known to do
+otherwise.
 """
 
 import unicodedata
@@ -41,7 +42,7 @@ class TokenizersEncoder:
     """The tokenizer as it is."""
 
     name = "tokenizers"
-    bytes_per_s = 2e6
+    bytes_per_s = 3.5e6
 
     def __init__(self, backend: Tokenizer) -> None:
         self._backend = backend

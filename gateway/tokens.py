@@ -43,7 +43,7 @@ DIGEST_INLINE_BYTES = 65_536
 """Bodies up to here are looked up as a whole on the loop (up to 0.1 ms), larger ones by the thread."""
 PATIENCE_S = 0.05
 """A request waits so long for its count: a hundredth of what computing such a prompt takes. Then an estimate decides.
-That is 750 KB of text with tiktoken, 100 KB with tokenizers, or a thread that is busy with somebody's odd text."""
+That is 750 KB of text with tiktoken, 175 KB with tokenizers, or a thread that is busy with somebody's odd text."""
 PROMPT_CACHE_BYTES = 4 << 20
 PART_CACHE_BYTES = 8 << 20
 
