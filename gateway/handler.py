@@ -398,7 +398,7 @@ class Handler:
             self._counter.learn(record.model, num_body_bytes, relay.usage.prompt_tokens)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Sending:
     """What is sent on, whichever replica it goes to."""
 

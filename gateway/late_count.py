@@ -1,7 +1,6 @@
 """A count that comes after its request was queued on an estimate."""
 
 import asyncio
-from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -44,6 +43,6 @@ class LateCount:
             return  # the request is over
         counted, record, place = exact.result(), self._record, self._place
         record.prompt_tokens, record.prompt_tokens_source = counted.prompt_tokens, counted.source
-        place.recount(replace(self._request, prompt_tokens=counted.prompt_tokens))
+        place.recount(self._request._replace(prompt_tokens=counted.prompt_tokens))
         if place.admitted is not None:
             record.lane, record.lane_why = place.admitted.lane, place.admitted.lane_why

@@ -31,17 +31,23 @@ class ReplicaCounter:
         bodies = _bodies(fields, model)
         if not 0 < len(bodies) <= MAX_ASKED_PROMPTS:
             return None
-        now_s = self._clock()
-        for replica in replicas:
-            can = TOKENIZE in replica.features and replica.is_available and model in replica.models
-            if not can or now_s < self._paused_until_s.get(replica.replica_id, now_s):
-                continue
-            prober = Prober(self._http, replica.url, replica.authorization, REPLICA_TIMEOUT_S)
-            counts = [await _ask(prober, body) for body in bodies]
-            if None not in counts:
-                return sum(count for count in counts if count is not None)
-            self._paused_until_s[replica.replica_id] = now_s + REPLICA_PAUSE_S
+        replica = self.able(model, replicas)
+        if replica is None:
             return None
+        prober = Prober(self._http, replica.url, replica.authorization, REPLICA_TIMEOUT_S)
+        counts = [await _ask(prober, body) for body in bodies]
+        if None not in counts:
+            return sum(count for count in counts if count is not None)
+        self._paused_until_s[replica.replica_id] = self._clock() + REPLICA_PAUSE_S
+        return None
+
+    def able(self, model: str, replicas: Iterable[Replica]) -> Replica | None:
+        """The one to ask, None if there is none."""
+        for replica in replicas:
+            if TOKENIZE in replica.features and replica.is_available and model in replica.models:
+                until_s = self._paused_until_s.get(replica.replica_id)
+                if until_s is None or self._clock() >= until_s:
+                    return replica
         return None
 
 

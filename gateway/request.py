@@ -1,12 +1,11 @@
 """A request as scheduling sees it."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from policies.types import Lane
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """Implements `policies.types.RequestLike`; see there for the meaning of each field."""
 
     request_id: str

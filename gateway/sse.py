@@ -8,8 +8,7 @@ differs from the one before in nothing but the text in it, and that is seen with
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -27,8 +26,7 @@ _MAX_SHAPE_BYTES = 4096
 _LF, _CR, _QUOTE, _BACKSLASH = b'\n\r"\\'
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """What a replica said it counted; vLLM's measured times in seconds where it sends them. None: it didn't say."""
 
     prompt_tokens: int | None = None

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import httpx
 import orjson
@@ -48,8 +48,7 @@ PROMPT_CACHE_BYTES = 4 << 20
 PART_CACHE_BYTES = 8 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCount:
+class TokenCount(NamedTuple):
     """A count, where it came from, and the seconds it waited for a thread and those it took.
 
     `exact`: this is an estimate, and the count is on its way. It never fails; whoever doesn't want it cancels it.
@@ -147,7 +146,10 @@ class TokenCounter:
         num_ids = _given_ids(fields)
         if num_ids is not None:
             return self._counted(num_ids, "local", began_s)
-        asked = _Asked(fields, model, replicas, scope_of(model, tenant), began_s, local=self._local.get(model))
+        local = self._local.get(model)
+        if local is None and self._replicas.able(model, replicas) is None:
+            return self._counted(self._estimate(fields, model), "bytes", began_s)
+        asked = _Asked(fields, model, replicas, scope_of(model, tenant), began_s, local=local)
         if fields.num_body_bytes <= DIGEST_INLINE_BYTES:
             asked.key = _key(asked)
             if (known := self._prompts.get(asked.key)) is not None:

@@ -307,9 +307,9 @@ class DispatchCore:
             self._evict(job, Reason.QUEUE_TIMEOUT, effects)
 
     def _evict_unservable(self, selection: Selection, now_s: float, effects: list[Effect]) -> None:
-        pools = {pool for pool in self._books.queue.pools() if not selection.eligible(pool)}
-        if not pools and not self._no_replica_since_s:
+        if not self._no_replica_since_s and all(map(selection.eligible, self._books.queue.pools())):
             return
+        pools = {pool for pool in self._books.queue.pools() if not selection.eligible(pool)}
         for pool in self._no_replica_since_s.keys() - pools:
             self._no_replica_until_s[pool] = now_s
         self._no_replica_since_s = {pool: self._no_replica_since_s.get(pool, now_s) for pool in pools}

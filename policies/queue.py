@@ -1,7 +1,7 @@
 """The waiting requests: heaps by lane and pool, with removal by invalidation."""
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from .job import Job, PoolKey
 from .lifecycle import State
@@ -15,6 +15,8 @@ class WaitingQueue:
 
     A job that leaves is only marked (its ticket moves on); dead entries are dropped when they reach the top, and a
     heap is rebuilt when most of it is dead, so everything is O(log n) amortised and memory follows what waits.
+
+    A job that waits alone is kept beside the heaps, as `only`: a gateway that isn't overloaded sees hardly any other.
     """
 
     def __init__(self) -> None:
@@ -24,10 +26,24 @@ class WaitingQueue:
         self._by_deadline: list[_Entry] = []
         self._num_in: dict[tuple[Lane, PoolKey], int] = {}
         self._num_by_lane = dict.fromkeys(Lane, 0)
+        self.only: Job | None = None
+        """The job that waits, if it came into an empty queue and is alone still."""
         self.num_requests = 0
         self.num_tokens = 0
 
     def add(self, job: Job) -> None:
+        if not self.num_requests:
+            self.only = job
+        else:
+            if self.only is not None:
+                self._push(self.only)
+                self.only = None
+            self._push(job)
+        self._num_by_lane[job.lane] += 1
+        self.num_requests += 1
+        self.num_tokens += job.slot_tokens
+
+    def _push(self, job: Job) -> None:
         job.ticket += 1
         pool, lane, request = job.pool, job.lane, job.request
         heapq.heappush(self._by_lane[lane].setdefault(pool, []), (job.key, job.seq, job.ticket, job))
@@ -35,17 +51,17 @@ class WaitingQueue:
         if request.deadline_s is not None:
             heapq.heappush(self._by_deadline, (request.deadline_s, job.seq, job.ticket, job))
         self._num_in[lane, pool] = self._num_in.get((lane, pool), 0) + 1
-        self._num_by_lane[lane] += 1
-        self.num_requests += 1
-        self.num_tokens += job.slot_tokens
 
     def remove(self, job: Job) -> None:
         """Takes a waiting job out; its lane, pool and slot tokens must be those it was added with."""
-        job.ticket += 1
-        pool, lane = job.pool, job.lane
-        self._num_by_lane[lane] -= 1
+        self._num_by_lane[job.lane] -= 1
         self.num_requests -= 1
         self.num_tokens -= job.slot_tokens
+        if self.only is not None:
+            self.only = None
+            return
+        job.ticket += 1
+        pool, lane = job.pool, job.lane
         self._num_in[lane, pool] -= 1
         if not self._num_in[lane, pool]:
             del self._num_in[lane, pool], self._by_lane[lane][pool]
@@ -57,12 +73,14 @@ class WaitingQueue:
     def num_in_lane(self, lane: Lane) -> int:
         return self._num_by_lane[lane]
 
-    def pools(self) -> set[PoolKey]:
+    def pools(self) -> Collection[PoolKey]:
         """Every pool in which something waits."""
-        return {pool for _, pool in self._num_in}
+        return {pool for _, pool in self._num_in} if self.only is None else (self.only.pool,)
 
     def heads(self, lane: Lane) -> Sequence[Job]:
         """The first of each pool in this lane, in order."""
+        if self.only is not None:
+            return (self.only,) if self.only.lane is lane else ()
         heaps = self._by_lane[lane]
         if not heaps:
             return ()
@@ -73,13 +91,19 @@ class WaitingQueue:
 
     def oldest(self) -> list[Job]:
         """The first to arrive of each pool, oldest first, background work left out."""
+        if self.only is not None:
+            return [] if self.only.lane is Lane.BACKGROUND else [self.only]
         return self._arrivals.oldest()
 
     def oldest_background(self) -> list[Job]:
         """The first background request to arrive of each pool, oldest first."""
+        if self.only is not None:
+            return [self.only] if self.only.lane is Lane.BACKGROUND else []
         return self._background_arrivals.oldest()
 
     def next_deadline(self) -> Job | None:
+        if self.only is not None:
+            return None if self.only.request.deadline_s is None else self.only
         heap = self._by_deadline
         while heap and not _is_live(heap[0]):
             heapq.heappop(heap)
@@ -87,6 +111,8 @@ class WaitingQueue:
 
     def jobs(self) -> list[Job]:
         """All that wait, in order of arrival; O(n log n)."""
+        if self.only is not None:
+            return [self.only]
         live = {
             entry[1]: entry[3]
             for heaps in self._by_lane.values()

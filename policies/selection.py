@@ -29,6 +29,8 @@ class Selection:
         return choice
 
     def _choose(self, now_s: float) -> tuple[Job, list[ReplicaSlots]] | None:
+        if (job := self._queue.only) is not None:
+            return self._choose_only(job, now_s)
         reserved: set[str] = set()
         for job in self._overdue(now_s):
             if room := self.with_room(job, reserved):
@@ -50,6 +52,15 @@ class Selection:
                 self._policy.turns.next_lane({lane: (job.key, job.cost_s) for lane, (job, _) in heads.items()})
             ]
         return self._idle_capacity(reserved)
+
+    def _choose_only(self, job: Job, now_s: float) -> tuple[Job, list[ReplicaSlots]] | None:
+        """What the rules come to where nobody else waits."""
+        room = self.with_room(job)
+        if not room:
+            return None
+        if job.lane is not Lane.BACKGROUND and now_s - job.request.arrival_s < self._policy.max_wait_s:
+            self._policy.turns.next_lane({job.lane: (job.key, job.cost_s)})
+        return job, room
 
     def _overdue(self, now_s: float) -> list[Job]:
         """Those of the first of each pool that have waited too long, oldest first."""
@@ -79,9 +90,10 @@ class Selection:
 
     def eligible(self, pool: PoolKey) -> list[ReplicaSlots]:
         """The replicas that may be used at all: available, serving the model, not failed for this request."""
-        if pool not in self._eligible:
+        eligible = self._eligible.get(pool)
+        if eligible is None:
             model, adapter, feature, exclude = pool
-            self._eligible[pool] = [
+            eligible = self._eligible[pool] = [
                 slots
                 for replica_id, slots in self._replicas.items()
                 if slots.replica.is_available
@@ -91,15 +103,16 @@ class Selection:
                 and (feature is None or feature in slots.replica.features)
                 and replica_id not in exclude
             ]
-        return self._eligible[pool]
+        return eligible
 
     def with_room(self, job: Job, reserved: Iterable[str] = ()) -> list[ReplicaSlots]:
         """Where this request could start now, in order of replica id."""
-        return [slots for slots in self.under_caps(job, reserved) if slots.is_granted(job.slot_tokens)]
+        slot_tokens = job.slot_tokens
+        return [slots for slots in self.under_caps(job, reserved) if slots.is_granted(slot_tokens)]
 
     def under_caps(self, job: Job, reserved: Iterable[str] = ()) -> list[ReplicaSlots]:
         """Where the caps would allow it, whatever has been granted."""
-        admission = self._policy.admission
+        admission, slot_tokens = self._policy.admission, job.slot_tokens
         eligible = self.eligible(job.pool)
         if job.pinned_replica_id is not None:  # where its slices are cached, as long as that one is there
             pinned = [slots for slots in eligible if slots.replica.replica_id == job.pinned_replica_id]
@@ -109,7 +122,7 @@ class Selection:
             for slots in eligible
             if slots.replica.replica_id not in reserved
             and slots.has_room(
-                job.slot_tokens,
+                slot_tokens,
                 admission.max_in_flight_tokens(slots.replica),
                 admission.max_prefill_tokens(slots.replica),
             )

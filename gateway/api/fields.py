@@ -4,8 +4,7 @@ A body is parsed once, only to be looked at: what is forwarded is the bytes that
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import BadRequest, Headers
 from . import body as read
@@ -14,8 +13,7 @@ from . import body as read
 PROMPT_EMBEDS_BYTES_PER_TOKEN = 10_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestFields:
+class RequestFields(NamedTuple):
     """What scheduling needs to know.
 
     `messages` and `tools` (in the shape of OpenAI's chat, whatever the API) or `prompt` (text, token ids, or a list

@@ -35,7 +35,9 @@ class FixedCaps:
         return None
 
     def max_in_flight_tokens(self, replica: ReplicaLike) -> int:
-        return self._in_flight_tokens if replica.max_in_flight_tokens is None else replica.max_in_flight_tokens
+        own_tokens = replica.max_in_flight_tokens
+        return self._in_flight_tokens if own_tokens is None else own_tokens
 
     def max_prefill_tokens(self, replica: ReplicaLike) -> int:
-        return self._prefill_tokens if replica.max_prefill_tokens is None else replica.max_prefill_tokens
+        own_tokens = replica.max_prefill_tokens
+        return self._prefill_tokens if own_tokens is None else own_tokens

@@ -13,8 +13,9 @@ class CostModel:
         return self.prefill_s_per_token * prompt_tokens
 
     def cost_s(self, prompt_tokens: int, output_tokens: int) -> float:
-        return self.prefill_s(prompt_tokens) + self.decode_s_per_token * output_tokens
+        return self.prefill_s_per_token * prompt_tokens + self.decode_s_per_token * output_tokens
 
     def budget_tokens(self, prompt_tokens: int, output_tokens: int) -> float:
         """The weighted token budget: the cost in output tokens, so that a prompt token counts for what it costs."""
-        return self.cost_s(prompt_tokens, output_tokens) / self.decode_s_per_token
+        decode_s_per_token = self.decode_s_per_token
+        return (self.prefill_s_per_token * prompt_tokens + decode_s_per_token * output_tokens) / decode_s_per_token

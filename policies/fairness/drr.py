@@ -26,17 +26,18 @@ class DeficitRoundRobin:
         self._turn = 0
 
     def next_lane(self, heads: Mapping[Lane, tuple[float, float]]) -> Lane:
-        backlogged = [lane for lane in ROUND if lane in heads]
         current = ROUND[self._turn]
         if current in heads and self._deficit_s[current] >= heads[current][1]:
             return current
+        backlogged = [lane for lane in ROUND if lane in heads] if len(heads) > 1 else list(heads)
         # Whole rounds in which nobody can be served are skipped at once, so that a quantum far below a request's
         # cost (or a large debt) makes nothing slow.
         short_rounds = min(
-            math.ceil((heads[lane][1] - self._deficit_s[lane]) / self._quanta_s[lane]) for lane in backlogged
+            [math.ceil((heads[lane][1] - self._deficit_s[lane]) / self._quanta_s[lane]) for lane in backlogged]
         )
-        for lane in backlogged:
-            self._deficit_s[lane] += max(short_rounds - 1, 0) * self._quanta_s[lane]
+        if short_rounds > 1:
+            for lane in backlogged:
+                self._deficit_s[lane] += (short_rounds - 1) * self._quanta_s[lane]
         while True:
             self._turn = (self._turn + 1) % len(ROUND)
             lane = ROUND[self._turn]

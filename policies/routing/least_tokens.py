@@ -16,7 +16,9 @@ class LeastTokens:
         self._num_picks = 0
 
     def pick(self, request: RequestLike, candidates: Sequence[ReplicaLoad]) -> tuple[str, str]:
-        best = min(candidates, key=lambda load: (load.in_flight_tokens, self._picked_at.get(load.replica_id, 0)))
+        best = candidates[0]
+        if len(candidates) > 1:
+            best = min(candidates, key=lambda load: (load.in_flight_tokens, self._picked_at.get(load.replica_id, 0)))
         self._num_picks += 1
         self._picked_at[best.replica_id] = self._num_picks
         return best.replica_id, f"fewest tokens in flight, {best.in_flight_tokens}, of {len(candidates)} with room"

@@ -192,6 +192,20 @@ class TestDispatch:
             core.call_ended(call.call_id, Outcome.SUCCESS, Sample(), at_s)
         assert core._policy.background.may_claim
 
+    @pytest.mark.parametrize("lane", [Lane.STANDARD, Lane.BACKGROUND])
+    def test_who_waits_alone_goes_whatever_its_lane_and_age(self, lane: Lane) -> None:
+        """At once where there is room, and as soon as there is; in its turn, or past its time out of turn."""
+        core = make_core(FakeReplica(max_in_flight_tokens=1), options={"wait": {"max_wait_s": 9.0}})
+        offer(core, "first", declared_lane=lane)
+        call = only_call(core.poll(0.0))
+        for at_s, waits_s in ((10.0, 5.0), (20.0, 30.0)):
+            offer(core, f"q{at_s}", at_s, declared_lane=lane)
+            assert core.poll(at_s) == []
+            core.call_ended(call.call_id, Outcome.SUCCESS, Sample(), at_s + waits_s)
+            call = only_call(core.poll(at_s + waits_s))
+            assert (call.request.request_id, call.lane) == (f"q{at_s}", lane)
+            core.check_integrity()
+
     def test_an_overdue_background_request_reserves_its_replica_too(self) -> None:
         """However small the others are: otherwise one that needs an empty replica would never start."""
         core = make_core(
