@@ -80,7 +80,8 @@ class DispatchCore:
         job = Job(request, self._num_offered)
         self._estimate(job)
         load = QueueLoad(self._books.queue.num_requests, self._books.queue.num_tokens)
-        if reason := self._policy.admission.turn_away(request, job.slot_tokens, load):
+        reason = self._policy.admission.turn_away(request, job.slot_tokens, load)
+        if reason and not self._can_go_at_once(job):
             return Rejected(reason, self._drain_rate.seconds_for(self._books.queue.num_requests))
         decision = self._policy.lanes.classify(request, job.budget_tokens)
         self._policy.lanes.observe(decision, request, job.budget_tokens)
@@ -282,6 +283,10 @@ class DispatchCore:
 
     def _selection(self) -> Selection:
         return Selection(self._policy, self._books.queue, self._books.replicas)
+
+    def _can_go_at_once(self, job: Job) -> bool:
+        """Whether it wouldn't wait, so that a full queue is none of its business."""
+        return job.pool not in self._books.queue.pools() and bool(self._selection().under_caps(job))
 
     def _estimate(self, job: Job) -> None:
         policy, request = self._policy, job.request

@@ -51,6 +51,18 @@ class TestOffer:
         offer(core, "f", 15.0)
         assert offer(core, "g", 15.0) == Rejected(Reason.QUEUE_FULL, 20.0)
 
+    def test_a_full_queue_is_no_business_of_what_need_not_wait(self) -> None:
+        """Without any queue too, a request goes where there is room; what would wait is turned away."""
+        replicas = (FakeReplica("r1", max_prefill_tokens=1), FakeReplica("r2", frozenset({"n"})))
+        core = make_core(*replicas, grant=False, options={"fixed": {"max_queued_requests": 0}})
+        assert isinstance(offer(core, "a"), Admitted)
+        assert isinstance(core.poll(0.0)[0], WantCapacity)
+        core.capacity_granted("r1", None, 0.0)
+        assert calls(core.poll(0.0)) == [("a", "r1")]
+        assert offer(core, "b") == Rejected(Reason.QUEUE_FULL, 1.0)
+        assert isinstance(offer(core, "c", model="n"), Admitted)
+        assert offer(core, "d", model="n") == Rejected(Reason.QUEUE_FULL, 1.0)
+
     def test_turns_away_by_tokens_unless_nothing_waits(self) -> None:
         """The bound in tokens never refuses a request that would wait alone."""
         core = make_core(ONE_AT_A_TIME, options={"fixed": {"max_queued_tokens": 25}})
