@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PACKAGES := policies gateway backend loadtests tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo fmt check test cov sz bars bars-main bars-counting clean
+.PHONY: help install run demo fmt check test cov sz bars bars-main bars-counting bars-proxy clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -58,6 +58,9 @@ bars-main: $(STAMP)  ## measure what the main job promises, a line a bar
 
 bars-counting: $(STAMP)  ## measure what counting tokens costs requests
 	$(BIN)/tailgate-load bars counting
+
+bars-proxy: $(STAMP)  ## measure what a proxy that can be trusted does; CASES=FOLDER of a runner of gateway cases
+	$(BIN)/tailgate-load bars proxy $(if $(CASES),--cases $(CASES))
 
 clean:  ## remove the environment and everything made
 	rm -rf $(VENV) out dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,7 +1,8 @@
 """`tailgate-load`: measures OpenAI servers over HTTP. Every command explains itself with --help."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,9 +13,10 @@ from rich.console import Console
 from .bars.bar import Bar
 from .bars.counting import counting_bars
 from .bars.main_topic import main_bars
+from .bars.proxy_topic import proxy_bars
 from .client import LoadClient
+from .compare import OnStep, measure
 from .compare import compare as run_compare
-from .compare import measure
 from .demo import run_demo, steps
 from .engine import EngineRun, compare_engines
 from .errors import LoadtestError
@@ -37,7 +39,11 @@ app = typer.Typer(
     Start with `tailgate-load demo`: it needs nothing but this machine. To measure your own server, `tailgate-load run
     short-behind-long --url http://HOST:PORT`; to see what a gateway changes, `tailgate-load compare`.""",
 )
-_TOPICS = {"main": main_bars, "counting": counting_bars}
+_TOPICS: dict[str, Callable[[OnStep, Callable[[Bar], None]], Coroutine[Any, Any, None]]] = {
+    "main": main_bars,
+    "counting": counting_bars,
+    "proxy": proxy_bars,
+}
 _ScenarioArgument = Annotated[
     str,
     typer.Argument(
@@ -175,7 +181,11 @@ def demo(
 
 @app.command()
 def bars(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="What to measure: main or counting.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="What to measure: main, counting or proxy.")],
+    cases: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="For proxy: of a runner of gateway cases, run_cases.py with handed.yaml."),
+    ] = None,
 ) -> None:
     """Measures the figures that must hold and prints a line for each; exits 1 if one falls short.
 
@@ -183,6 +193,9 @@ def bars(
     package, bad input, start-up, dispatch decisions. Takes up to 40 minutes on two cores.
 
     `counting` is what counting tokens costs: prompts that begin alike, and short ones beside long ones. Two minutes.
+
+    `proxy` is what a proxy that can be trusted does: every gateway case, twice in a row. Six minutes; without --cases
+    those lines say skipped.
     """
     if topic not in _TOPICS:
         typer.echo(f"tailgate-load: bars {topic}: no such topic; there are: {', '.join(_TOPICS)}", err=True)
@@ -194,7 +207,8 @@ def bars(
         typer.echo(bar.line() + (f"\n  {bar.note}" if bar.note else ""))
 
     with steps(Console(stderr=True)) as on_step:
-        _guarded(_TOPICS[topic](on_step, report))
+        topics = _TOPICS | {"proxy": partial(proxy_bars, cases=cases)}
+        _guarded(topics[topic](on_step, report))
     if not all(bar.holds for bar in measured):
         raise typer.Exit(1)
 

@@ -6,13 +6,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`value` must be at most (`<=`) or at least (`>=`) `limit`. None could not be measured, and falls short."""
+    """`value` must be at most (`<=`) or at least (`>=`) `limit`. None could not be measured, and falls short.
+
+    `is_skipped`: what it takes isn't here, and wasn't asked for.
+    """
 
     name: str
     value: float | None
     sense: str
     limit: float
     note: str = ""
+    is_skipped: bool = False
 
     def __post_init__(self) -> None:
         if self.sense not in ("<=", ">="):
@@ -22,11 +26,13 @@ class Bar:
     def holds(self) -> bool:
         """Whether the value is on the right side of the limit."""
         if self.value is None:
-            return False
+            return self.is_skipped
         return self.value <= self.limit if self.sense == "<=" else self.value >= self.limit
 
     def line(self) -> str:
-        """`bar NAME value=1.23 limit<=1.50 holds`, or `short`."""
+        """`bar NAME value=1.23 limit<=1.50 holds`, or `short`; `bar NAME skipped`."""
+        if self.is_skipped:
+            return f"bar {self.name} skipped"
         value = "none" if self.value is None else _figure(self.value)
         return (
             f"bar {self.name} value={value} limit{self.sense}{_figure(self.limit)} {'holds' if self.holds else 'short'}"
@@ -36,6 +42,11 @@ class Bar:
 def at_most(name: str, value: float | None, limit: float, note: str = "") -> Bar:
     """A bar whose value must not be over the limit."""
     return Bar(name, value, "<=", limit, note)
+
+
+def skipped(name: str, note: str) -> Bar:
+    """A bar that wasn't measured; `note` says what it takes."""
+    return Bar(name, None, ">=", 0.0, note, is_skipped=True)
 
 
 def at_least(name: str, value: float | None, limit: float, note: str = "") -> Bar:
