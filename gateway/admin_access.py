@@ -17,12 +17,12 @@ Scope = Mapping[str, Any]
 class AdminAccess:
     """Decides by a request's ASGI scope: the port that it came in by, and its headers.
 
-    `port` is set once the operator's own listener is bound, where there is to be one.
+    `port` is set once the operator's own listener is bound, where there is to be one. `needs_key` may be changed.
     """
 
     def __init__(self, keys: KeyRing, *, needs_key: bool, has_listener: bool) -> None:
         self._keys = keys
-        self._needs_key = needs_key
+        self.needs_key = needs_key
         self._has_listener = has_listener
         self.port: int | None = None
 
@@ -37,12 +37,12 @@ class AdminAccess:
         """Raises NotFound at the wrong listener, Unauthorized, Forbidden."""
         if self._has_listener and not self.is_inside(scope):
             raise NotFound
-        if self._needs_key and not self._keys.identify(scope["headers"]).is_admin:
+        if self.needs_key and not self._keys.identify(scope["headers"]).is_admin:
             raise Forbidden("This needs an API key with `admin`.", code="admin_only")
 
     def caller(self, scope: Scope) -> Key:
         """Whose request this is. Raises Unauthorized."""
-        if self.is_inside(scope) and not self._needs_key:
+        if self.is_inside(scope) and not self.needs_key:
             return EVERYBODY
         return self._keys.identify(scope["headers"])
 

@@ -4,6 +4,7 @@
 application's.
 """
 
+import asyncio
 import logging
 import random
 import time
@@ -47,7 +48,7 @@ class Gateway:
     def __init__(
         self, config: GatewayConfig, *, clock: Callable[[], float], rng: random.Random, http: httpx.AsyncClient | None
     ) -> None:
-        timeouts, limits = config.timeouts, config.limits
+        self.config = config
         self._owns_http = http is None
         # Probes and /tokenize go straight to the replicas, whatever proxies the environment names.
         self._http = http if http is not None else httpx.AsyncClient(trust_env=False)
@@ -56,30 +57,22 @@ class Gateway:
         self.dispatcher = Dispatcher(self.core, clock=clock, capacity=self._capacity)
         self._unanswered = UnansweredCalls()
         self.pool = ReplicaPool(
-            config, self._http, clock, self.dispatcher.replica_changed, on_hung=self._unanswered.give_up
+            config,
+            self._http,
+            clock,
+            self.dispatcher.replica_changed,
+            on_hung=self._unanswered.give_up,
+            on_removed=self.dispatcher.replica_removed,
         )
         self.tokens = TokenCounter(config.models, make_pool(clock), self._http, clock)
-        self.upstreams = Upstreams(
-            lambda url: Upstream(
-                url, connect_s=timeouts.connect_s, first_byte_s=timeouts.first_byte_s, gap_s=timeouts.idle_s
-            )
-        )
-        self.drain = Drain(grace_s=timeouts.drain_s, unready_s=timeouts.unready_s)
-        self.front = Front(
-            ConnectionBounds(
-                max_connections=limits.max_connections,
-                max_head_bytes=limits.max_head_bytes,
-                max_headers=limits.max_headers,
-                head_s=timeouts.head_s,
-                send_s=timeouts.send_s,
-            ),
-            self.drain,
-        )
-        self.keys = KeyRing(config.keys, clock, assumed_output_tokens=limits.assumed_output_tokens)
+        self.upstreams = Upstreams(lambda url: _upstream(url, self.config))
+        self.drain = Drain(grace_s=config.timeouts.drain_s, unready_s=config.timeouts.unready_s)
+        self.front = Front(_connection_bounds(config), self.drain)
+        self.keys = KeyRing(config.keys, clock, assumed_output_tokens=config.limits.assumed_output_tokens)
         self.access = AdminAccess(
             self.keys, needs_key=config.needs_admin_key, has_listener=config.admin.listen is not None
         )
-        self._cors = None if config.cors is None else Cors(config.cors.origins, config.cors.max_age_s)
+        self._cors = _cors(config)
         self.ring = TimingRing(config.timing_ring)
         self.access_log = AccessLog(config.log.access)
         self.metrics = Metrics()
@@ -93,13 +86,7 @@ class Gateway:
             front=self.front,
         )
         self._handler = Handler(
-            bounds=Bounds(
-                max_body_bytes=limits.max_body_bytes,
-                max_json_depth=limits.max_json_depth,
-                max_attempts=limits.max_attempts,
-                receive_s=timeouts.receive_s,
-                queue_s=timeouts.queue_s,
-            ),
+            bounds=_bounds(config),
             pool=self.pool,
             upstreams=self.upstreams,
             unanswered=self._unanswered,
@@ -107,7 +94,7 @@ class Gateway:
             dispatcher=self.dispatcher,
             draining=self.drain,
             keys=self.keys,
-            retries=RetryBudget(ratio=limits.retry_ratio, min_per_s=limits.min_retries_per_s),
+            retries=_retry_budget(config),
             clock=clock,
             rng=rng,
             finished=self._finished,
@@ -181,12 +168,80 @@ class Gateway:
         if self._owns_http:
             await self._http.aclose()
 
+    async def reload(self, config: GatewayConfig) -> None:
+        """From now on this configuration, but for what only a start reads (`reload.AT_START`); nothing running stops.
+
+        Raises ConfigError or TokenizerLoadError, and changes nothing then.
+        """
+        before = self.config
+        admin = config.admin.model_copy(update={"listen": before.admin.listen})
+        fixed = {"listen": before.listen, "admin": admin, "timing_ring": before.timing_ring}
+        config = config.model_copy(update=fixed)
+        tokenizers = await self.tokens.load(config.models)
+        keys = await self.keys.load(config.keys)
+        access_log = AccessLog(config.log.access)
+        access_log.start()
+        # From here on nothing can fail, and nothing comes in between.
+        self.config = config
+        self.tokens.use(tokenizers)
+        self.keys.use(keys, assumed_output_tokens=config.limits.assumed_output_tokens)
+        self.access.needs_key = config.needs_admin_key
+        self.front.bounds = _connection_bounds(config)
+        self.drain.grace_s, self.drain.unready_s = config.timeouts.drain_s, config.timeouts.unready_s
+        self._cors = _cors(config)
+        self._handler.reconfigure(_bounds(config), _retry_budget(config))
+        if config.policy != before.policy:
+            self.dispatcher.set_policy(build_policy(config.policy.spec()))
+        kept = {replica.id: replica.url for replica in config.replicas} if config.timeouts == before.timeouts else {}
+        for replica in before.replicas:
+            if kept.get(replica.id) != replica.url and replica.id is not None:
+                self.upstreams.retire(replica.id)
+        self.pool.reconfigure(config)
+        old_log, self.access_log = self.access_log, access_log
+        access_log.num_dropped = old_log.num_dropped
+        await asyncio.to_thread(old_log.close)
+
     def _finished(self, record: Record) -> None:
         # Nobody could ask for the timing of a stranger's request, and strangers shall not push out others'.
         if record.key_id is not None or not self.keys.has_keys:
             self.ring.add(record)
         self.metrics.observe(record)
         self.access_log.write(record)
+
+
+def _upstream(url: str, config: GatewayConfig) -> Upstream:
+    timeouts = config.timeouts
+    return Upstream(url, connect_s=timeouts.connect_s, first_byte_s=timeouts.first_byte_s, gap_s=timeouts.idle_s)
+
+
+def _connection_bounds(config: GatewayConfig) -> ConnectionBounds:
+    timeouts, limits = config.timeouts, config.limits
+    return ConnectionBounds(
+        max_connections=limits.max_connections,
+        max_head_bytes=limits.max_head_bytes,
+        max_headers=limits.max_headers,
+        head_s=timeouts.head_s,
+        send_s=timeouts.send_s,
+    )
+
+
+def _bounds(config: GatewayConfig) -> Bounds:
+    timeouts, limits = config.timeouts, config.limits
+    return Bounds(
+        max_body_bytes=limits.max_body_bytes,
+        max_json_depth=limits.max_json_depth,
+        max_attempts=limits.max_attempts,
+        receive_s=timeouts.receive_s,
+        queue_s=timeouts.queue_s,
+    )
+
+
+def _retry_budget(config: GatewayConfig) -> RetryBudget:
+    return RetryBudget(ratio=config.limits.retry_ratio, min_per_s=config.limits.min_retries_per_s)
+
+
+def _cors(config: GatewayConfig) -> Cors | None:
+    return None if config.cors is None else Cors(config.cors.origins, config.cors.max_age_s)
 
 
 def build_app(

@@ -10,11 +10,12 @@ from typing import Annotated, NoReturn
 import typer
 
 from .app import build_app
-from .config import load_config, parse_config
+from .config import GatewayConfig, load_config, parse_config
 from .config_errors import ConfigError
 from .engine_process import EngineError
 from .key_file import load_key_file
 from .keys_cli import app as keys_app
+from .reload import Reloader
 from .server import ListenError, bind, serve, url_of
 from .summary import summary
 from .up import UpOptions, run_up
@@ -90,26 +91,33 @@ def serve_command(
 
     vLLM, TGI, SGLang, llama.cpp and other OpenAI-compatible servers are recognised by themselves. Prints
     `tailgate ready url=URL` to stdout once it listens; GET /readyz says when a replica is available. SIGTERM and
-    Ctrl-C let running answers finish (timeouts.drain_s); a second one stops at once.
+    Ctrl-C let running answers finish (timeouts.drain_s); a second one stops at once. SIGHUP reads the configuration
+    again, dropping nothing: one with errors is refused and logged, and what takes a restart (listen, admin.listen,
+    timing_ring) is said. It opens the access log anew, too.
     """
     if (config is None) == (not replica):
         raise typer.BadParameter("give either --config FILE or --replica URL")
-    try:
+
+    def read() -> GatewayConfig:
         if config is not None:
-            resolved = load_config(config)
+            found = load_config(config)
         else:
             without_file = {"replicas": [{"url": url} for url in replica or ()]}
-            resolved = parse_config(without_file, source="--replica")
+            found = parse_config(without_file, source="--replica")
+        update: dict[str, object] = {}
         if keys is not None:
             load_key_file(keys)
-            resolved = resolved.model_copy(update={"keys": keys})
+            update["keys"] = keys
+        given = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
+        update["listen"] = found.listen.model_copy(update=given)
+        if access_log is not None:
+            update["log"] = found.log.model_copy(update={"access": access_log})
+        return found.model_copy(update=update)
+
+    try:
+        resolved = read()
     except ConfigError as error:
         _fail(str(error))
-    listen, log = resolved.listen, resolved.log
-    given = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
-    if access_log is not None:
-        log = log.model_copy(update={"access": access_log})
-    resolved = resolved.model_copy(update={"listen": listen.model_copy(update=given), "log": log})
     _log_to_stderr(resolved.log.level)
     gateway = build_app(resolved)
     with ExitStack() as closing:
@@ -129,7 +137,8 @@ def serve_command(
         async def announce() -> None:
             print(text, flush=True)
 
-        is_good = serve(gateway, gateway.front, *socks, on_listening=announce)
+        reload = Reloader(gateway, read)
+        is_good = serve(gateway, gateway.front, *socks, on_listening=announce, on_hangup=reload)
     raise typer.Exit(0 if is_good else 1)
 
 

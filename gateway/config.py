@@ -228,8 +228,7 @@ class GatewayConfig(_Section):
     replicas: Annotated[tuple[ReplicaConfig, ...], Field(strict=False)]
     models: Annotated[tuple[ModelConfig, ...], Field(strict=False)] = ()
     default_model: Name | None = None
-    """Model (or alias) of a request that names none; None: the only model that is served, and an error where there are
-    several."""
+    """Model (or alias) of a request that names none; None makes that an error of the request."""
     policy: PolicyConfig = PolicyConfig()
     timeouts: Timeouts = Timeouts()
     limits: Limits = Limits()

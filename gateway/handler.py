@@ -153,6 +153,11 @@ class Handler:
         self._ids = RequestIds(rng)
         self._finished = finished
 
+    def reconfigure(self, bounds: Bounds, retries: RetryBudget) -> None:
+        """For requests that come from now on."""
+        self._bounds = bounds
+        self._retries = retries
+
     async def __call__(self, route: Route, scope: Message, receive: Receive, send: Send) -> None:
         """An ASGI application for requests to this route."""
         record = Record(

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from policies.limits import Account
@@ -83,14 +84,26 @@ class KeyRing:
 
     def start(self) -> None:
         """Begins watching the file. Call on the loop."""
-        if self._path is not None:
-            self._task = asyncio.create_task(self._watch(), name="keys")
+        self._task = asyncio.create_task(self._watch(), name="keys")
 
     async def aclose(self) -> None:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
+
+    async def load(self, path: Path | None) -> "LoadedKeys":
+        """A file for `use`. Raises ConfigError."""
+        if path is None:
+            return LoadedKeys(None, None, None)
+        seen = await asyncio.to_thread(_version, path)
+        return LoadedKeys(path, seen, await asyncio.to_thread(lambda: load_key_file(path).table()))
+
+    def use(self, loaded: "LoadedKeys", *, assumed_output_tokens: int) -> None:
+        """From now on these keys, from that file. What running requests hold of accounts that go on is kept."""
+        self._assumed_output_tokens = assumed_output_tokens
+        self._path, self._seen, self.is_refused = loaded.path, loaded.seen, False
+        self._use(loaded.table)
 
     async def _watch(self) -> None:
         while True:
@@ -119,10 +132,10 @@ class KeyRing:
         self._use(table)
         logger.info("%d keys read from %s", self.num_keys, path)
 
-    def _use(self, table: KeyTable) -> None:
+    def _use(self, table: KeyTable | None) -> None:
         now_s = self._clock()
         present: dict[str, Rates] = {}
-        for key in table.keys:
+        for key in () if table is None else table.keys:
             if key.key_id is None or key.limits == NO_LIMITS:
                 continue
             rates = self._rates.get(key.key_id)
@@ -132,6 +145,15 @@ class KeyRing:
                 rates.account.set_spec(key.limits, now_s)
             present[key.key_id] = rates
         self._table, self._rates = table, present
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedKeys:
+    """The keys of a file, and which state of it; all None: there are no keys."""
+
+    path: Path | None
+    seen: _Version
+    table: KeyTable | None
 
 
 def _version(path: Path) -> _Version:

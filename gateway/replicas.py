@@ -37,15 +37,13 @@ class Replica:
     """
 
     def __init__(self, config: ReplicaConfig, replica_id: str, rule: EjectionRule) -> None:
-        self._config = config
+        self.configure(config)
         self.replica_id = replica_id
         self.url = config.url
         parts = urlsplit(config.url)
         self.is_tls = parts.scheme == "https"
         self.host = parts.hostname or ""
         self.port = parts.port or DEFAULT_PORTS[parts.scheme]
-        self.authorization = config.authorization_header
-        self.priority_scheduling = config.priority_scheduling
         self.kind: str = config.kind
         """As configured; "auto" until it was found out."""
         self.models: frozenset[str] = frozenset(config.models or ())
@@ -66,6 +64,12 @@ class Replica:
         """Why it isn't healthy, in words; None while it is."""
         self.ejection = Ejection(rule)
         self._is_on_trial = False
+
+    def configure(self, config: ReplicaConfig) -> None:
+        """Caps, credentials and the like, of what is the same server as before."""
+        self._config = config
+        self.authorization = config.authorization_header
+        self.priority_scheduling = config.priority_scheduling
 
     @property
     def max_model_len(self) -> dict[str, int]:
@@ -107,6 +111,7 @@ class Replica:
             self.features,
             self.is_available,
             self.max_in_flight_tokens,
+            self.max_in_flight_requests,
             self.max_prefill_tokens,
             self.kind,
         )
@@ -130,8 +135,8 @@ class ReplicaPool:
     """All replicas of a gateway and the tasks that watch them.
 
     `on_change` is called once for every replica at `start()` (so that whoever schedules knows them all) and afterwards
-    for real changes only. `on_hung` is called for a replica that doesn't answer its health checks any more, again and
-    again while that is so. All methods belong to the event loop.
+    for real changes only, `on_removed` for one that `reconfigure` took away. `on_hung` is called for a replica that
+    doesn't answer its health checks any more, again and again while that is so. All methods belong to the event loop.
     """
 
     def __init__(
@@ -142,22 +147,23 @@ class ReplicaPool:
         on_change: Callable[[Replica], None],
         *,
         on_hung: Callable[[str], None] | None = None,
+        on_removed: Callable[[str], None] | None = None,
         ejection_rule: EjectionRule | None = None,
     ) -> None:
-        self._config = config
         self._http = http
         self._clock = clock
         self._on_change = on_change
         self._on_hung = on_hung
-        rule = ejection_rule if ejection_rule is not None else EjectionRule()
-        self._replicas: dict[str, Replica] = {}
-        for position, replica in enumerate(config.replicas, start=1):
-            replica_id = replica.id if replica.id is not None else f"r{position}"
-            self._replicas[replica_id] = Replica(replica, replica_id, rule)
-        self._configured = {item.id or "": item for item in config.replicas}
-        self.aliases: Mapping[str, str] = {alias: model.name for model in config.models for alias in model.aliases}
+        self._on_removed = on_removed
+        self._rule = ejection_rule if ejection_rule is not None else EjectionRule()
+        self._is_running = False
+        self._configured = _by_id(config)
+        self._replicas = {name: Replica(item, name, self._rule) for name, item in self._configured.items()}
+        self._former: dict[str, Replica] = {}  # taken away last: a call may be on its way to one
+        self._closing: set[asyncio.Task[None]] = set()
+        self.aliases: Mapping[str, str] = {}
         """Other names of models: alias → name."""
-        self._names = frozenset(model.name for model in config.models)
+        self._name_models(config)
         self._told: dict[str, tuple[object, ...]] = {}
         self._watchers: dict[str, _Watcher] = {}
         self._trials: dict[str, asyncio.TimerHandle] = {}
@@ -165,21 +171,64 @@ class ReplicaPool:
 
     def start(self) -> None:
         """Begins probing, the first time at once. Call on the event loop."""
+        self._is_running = True
+        self._watch_all()
+
+    def _watch_all(self) -> None:
         for replica_id, replica in self._replicas.items():
-            configured = self._configured[replica_id]
-            watcher = _Watcher(replica, configured, self._config, self._http, self._clock, self._settle)
-            self._watchers[replica_id] = watcher
-            self._tell(replica)
-            watcher.start()
+            if replica_id not in self._watchers:
+                configured = self._configured[replica_id]
+                watcher = _Watcher(replica, configured, self._config, self._http, self._clock, self._settle)
+                self._watchers[replica_id] = watcher
+                self._tell(replica)
+                watcher.start()
 
     async def aclose(self) -> None:
         """Ends probing and waits for it to have ended. Idempotent."""
-        watchers, self._watchers = self._watchers, {}
-        for handle in self._trials.values():
+        self._is_running = False
+        for replica_id in tuple(self._watchers):
+            self._unwatch(replica_id)
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    def _unwatch(self, replica_id: str) -> None:
+        if (handle := self._trials.pop(replica_id, None)) is not None:
             handle.cancel()
-        self._trials.clear()
-        for watcher in watchers.values():
-            await watcher.aclose()
+        if (watcher := self._watchers.pop(replica_id, None)) is not None:
+            closing = asyncio.create_task(watcher.aclose())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    def reconfigure(self, config: GatewayConfig) -> None:
+        """From now on these replicas. What is the same server as before keeps what is known of it; calls go on."""
+        before, has_same_probes = self._configured, config.probes == self._config.probes
+        self._configured = _by_id(config)
+        self._name_models(config)
+        replicas, self._replicas, self._former = self._replicas, {}, {}
+        for replica_id, item in self._configured.items():
+            known = before.get(replica_id)
+            if known is None or not _is_same_server(known, item):
+                self._unwatch(replica_id)
+                self._replicas[replica_id] = Replica(item, replica_id, self._rule)
+                continue
+            self._replicas[replica_id] = replicas[replica_id]
+            if known != item or not has_same_probes:
+                self._unwatch(replica_id)
+                self._replicas[replica_id].configure(item)
+        for replica_id in before.keys() - self._configured.keys():
+            self._unwatch(replica_id)
+            self._former[replica_id] = replicas[replica_id]
+            self._told.pop(replica_id, None)
+            if self._on_removed is not None:
+                self._on_removed(replica_id)
+        if self._is_running:
+            self._watch_all()
+            self._settle(next(iter(self._replicas.values())))
+
+    def _name_models(self, config: GatewayConfig) -> None:
+        self._config = config
+        self.aliases = {alias: model.name for model in config.models for alias in model.aliases}
+        self._names = frozenset(model.name for model in config.models)
 
     async def wait_available(self) -> None:
         """Waits until a replica is available."""
@@ -187,7 +236,8 @@ class ReplicaPool:
 
     def get(self, replica_id: str) -> Replica:
         """Raises KeyError for an id that doesn't exist."""
-        return self._replicas[replica_id]
+        replica = self._replicas.get(replica_id)
+        return self._former[replica_id] if replica is None else replica
 
     def all(self) -> list[Replica]:
         return list(self._replicas.values())
@@ -201,13 +251,13 @@ class ReplicaPool:
         return {name: _served(name, replicas) for name, replicas in serving.items()}
 
     def resolve(self, model: str | None) -> str | None:
-        """The name behind a name, an alias, or nothing: the default model, else the only one. None: there is none such.
+        """The name behind a name, an alias, or nothing (the default model). None: there is none such.
 
         A model that the configuration or a replica names is known even while no replica that serves it is available.
         """
         name = self.default_model if model is None else model
         if name is None:
-            return self.only_model()
+            return None
         if any(name in replica.models for replica in self._replicas.values()) or name in self._names:
             return name
         return self.aliases.get(name) or (self.only_model(TGI) if name == TGI_MODEL else None)
@@ -217,9 +267,9 @@ class ReplicaPool:
         """As configured."""
         return self._config.default_model
 
-    def only_model(self, feature: str | None = None) -> str | None:
-        """The model of all replicas (that can do this), adapters apart; None where they serve none or several."""
-        able = [replica for replica in self._replicas.values() if feature is None or feature in replica.features]
+    def only_model(self, feature: str) -> str | None:
+        """The model of all replicas that can do this, adapters apart; None where they serve none or several."""
+        able = [replica for replica in self._replicas.values() if feature in replica.features]
         names = {
             replica.base_model or name
             for replica in able
@@ -230,9 +280,9 @@ class ReplicaPool:
 
     def report_failure(self, replica_id: str) -> None:
         """A call failed in a way that speaks against the replica: refused, reset, timed out, 5xx. Never a 4xx."""
-        replica = self._replicas[replica_id]
-        replica.ejection.failed(self._clock())
-        self._settle(replica)
+        if (replica := self._replicas.get(replica_id)) is not None:
+            replica.ejection.failed(self._clock())
+            self._settle(replica)
 
     def report_refused(self, replica_id: str) -> None:
         """Nobody listens there: it counts as down until a probe, made at once, finds it well."""
@@ -242,15 +292,15 @@ class ReplicaPool:
 
     def report_answered(self, replica_id: str) -> None:
         """The head of an answer came that doesn't speak against the replica; the rest may still fail."""
-        replica = self._replicas[replica_id]
-        if replica.ejection.until_s is not None:
+        replica = self._replicas.get(replica_id)
+        if replica is not None and replica.ejection.until_s is not None:
             replica.ejection.answered(self._clock())
             self._settle(replica)
 
     def report_success(self, replica_id: str) -> None:
         """A call reached the replica and was answered, to the end."""
-        replica = self._replicas[replica_id]
-        if not replica.ejection.is_clean:
+        replica = self._replicas.get(replica_id)
+        if replica is not None and not replica.ejection.is_clean:
             replica.ejection.succeeded(self._clock())
             self._settle(replica)
 
@@ -398,6 +448,15 @@ class _Watcher:
             features.add(TOKENIZE)
         replica.features = frozenset(features)
         self._is_identified = True
+
+
+def _by_id(config: GatewayConfig) -> dict[str, ReplicaConfig]:
+    return {item.id or f"r{position}": item for position, item in enumerate(config.replicas, start=1)}
+
+
+def _is_same_server(one: ReplicaConfig, other: ReplicaConfig) -> bool:
+    """Whether what was found out about the one is true of the other."""
+    return (one.url, one.kind, one.models, one.also_serves) == (other.url, other.kind, other.models, other.also_serves)
 
 
 def _models(replicas: Iterable[Replica]) -> set[str]:

@@ -8,6 +8,8 @@ second signal ends it at once.
 import asyncio
 import errno
 import logging
+import resource
+import signal
 import socket
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -24,6 +26,8 @@ from .protocol import ClientConnection
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
+OTHER_FILES = 200
+"""Open beside those of requests: logs, probes, threads, modules."""
 CUT_GRACE_S = 1
 """What running requests get after the drain's deadline, to be told."""
 
@@ -67,17 +71,34 @@ def serve(
     front: Front,
     *socks: socket.socket,
     on_listening: Callable[[], Coroutine[Any, Any, None]],
+    on_hangup: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> bool:
     """Serves until a signal has been handled; `on_listening` runs beside it once connections are taken.
 
-    True when it ended well; False when it couldn't start.
+    `on_hangup` is what SIGHUP asks for, never twice at the same time; None: to stop, as SIGTERM does. True when it
+    ended well; False when it couldn't start.
     """
-    server = _Server(uvicorn_config(app, front), front.drain, on_listening)
+    _allow_files(front.bounds.max_connections)
+    server = _Server(uvicorn_config(app, front), front.drain, on_listening, on_hangup)
+    before = signal.signal(signal.SIGHUP, server.handle_exit if on_hangup is None else server.handle_hangup)
     try:
         server.run(sockets=list(socks))
     except SystemExit:  # how uvicorn says that the application's start failed, after logging why
         return False
+    finally:
+        signal.signal(signal.SIGHUP, before)
     return server.started
+
+
+def _allow_files(max_connections: int) -> None:
+    """A stream takes two: the client's connection and the replica's. Many systems allow 1,024 unless asked."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * max_connections + OTHER_FILES
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        logger.warning("%d open files are allowed, %d connections may take %d", allowed, max_connections, wanted)
 
 
 def uvicorn_config(app: Callable[..., Any], front: Front) -> uvicorn.Config:
@@ -101,14 +122,21 @@ def uvicorn_config(app: Callable[..., Any], front: Front) -> uvicorn.Config:
 
 class _Server(uvicorn.Server):
     def __init__(
-        self, config: uvicorn.Config, drain: Drain, on_listening: Callable[[], Coroutine[Any, Any, None]]
+        self,
+        config: uvicorn.Config,
+        drain: Drain,
+        on_listening: Callable[[], Coroutine[Any, Any, None]],
+        on_hangup: Callable[[], Coroutine[Any, Any, None]] | None,
     ) -> None:
         super().__init__(config)
         self._drain = drain
         self._on_listening = on_listening
+        self._on_hangup = on_hangup
+        self._num_hangups = 0  # that came while another one was handled, or too early
         self._loop: asyncio.AbstractEventLoop | None = None
         self._telling: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._hanging_up: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -116,6 +144,7 @@ class _Server(uvicorn.Server):
         garbage.settle()
         if self.started and not self._drain.is_draining:
             self._telling = asyncio.create_task(self._on_listening(), name="on-listening")
+            self._hang_up()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Not handed on to uvicorn: it would end the process by the same signal after a clean stop.
@@ -123,6 +152,25 @@ class _Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._stop)
         else:
             self.should_exit = True
+
+    def handle_hangup(self, sig: int, frame: FrameType | None) -> None:
+        self._num_hangups += 1
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._hang_up)
+
+    def _hang_up(self) -> None:
+        is_idle = self._hanging_up is None or self._hanging_up.done()
+        if self._num_hangups and is_idle and self.started and not self._drain.is_draining:
+            self._hanging_up = asyncio.create_task(self._handle_hangups(), name="hangup")
+
+    async def _handle_hangups(self) -> None:
+        assert self._on_hangup is not None
+        while self._num_hangups:
+            self._num_hangups = 0
+            try:
+                await self._on_hangup()
+            except Exception:
+                logger.exception("what SIGHUP asks for failed")
 
     def _stop(self) -> None:
         if self._drain.is_draining:

@@ -13,7 +13,7 @@ def summary(config: GatewayConfig) -> str:
     lines += [f"admin     {_admin(config)}"]
     lines += [f"replica   {_replica(replica)}" for replica in config.replicas]
     lines += [f"model     {_model(model)}" for model in config.models]
-    lines += [f"default   {config.default_model or 'none: the only model that is served, else requests must name one'}"]
+    lines += [f"default   {config.default_model or 'none: requests must name a model'}"]
     lines += [f"policy    {config.policy.spec().name}"]
     lines += [f"option    {option}" for option in _options(config.policy)]
     lines += [

@@ -75,6 +75,14 @@ class _Asked:
     work: Work | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Loaded:
+    """A tokenizer and where it is from. Equal to itself only."""
+
+    path: Path
+    tokenizer: ModelTokenizer
+
+
 class TokenCounter:
     """Counts for every model of a gateway. All methods belong to the event loop."""
 
@@ -88,7 +96,8 @@ class TokenCounter:
         patience_s: float = PATIENCE_S,
         load: Callable[[Path], ModelTokenizer] = ModelTokenizer.load,
     ) -> None:
-        self._paths = {model.name: model.tokenizer for model in models if model.tokenizer is not None}
+        self._models = models
+        self._tokenizers: dict[str, _Loaded] = {}
         self._local: dict[str, LocalCounter] = {}
         self._pool = pool
         self._replicas = ReplicaCounter(http, clock)
@@ -103,11 +112,33 @@ class TokenCounter:
     async def start(self) -> None:
         """Loads the tokenizers and starts the pool. Raises TokenizerLoadError."""
         self._pool.start()
-        for name, path in self._paths.items():
-            tokenizer = await asyncio.to_thread(self._load, path)
-            why = "" if tokenizer.why is None else f" ({tokenizer.why})"
-            logger.info("tokens of %s are counted with %s%s", name, tokenizer.encoder.name, why)
-            self._local[name] = LocalCounter(tokenizer, self._parts)
+        self.use(await self.load(self._models))
+
+    async def load(self, models: Sequence[ModelConfig]) -> "dict[str, _Loaded]":
+        """The tokenizers of these models for `use`; those that are in use aren't loaded again.
+
+        Raises TokenizerLoadError.
+        """
+        loaded = {}
+        for model in models:
+            if (path := model.tokenizer) is None:
+                continue
+            known = self._tokenizers.get(model.name)
+            if known is None or known.path != path:
+                tokenizer = await asyncio.to_thread(self._load, path)
+                why = "" if tokenizer.why is None else f" ({tokenizer.why})"
+                logger.info("tokens of %s are counted with %s%s", model.name, tokenizer.encoder.name, why)
+                known = _Loaded(path, tokenizer)
+            loaded[model.name] = known
+        return loaded
+
+    def use(self, loaded: "dict[str, _Loaded]") -> None:
+        """From now on these tokenizers. Counts by others are forgotten."""
+        if loaded == self._tokenizers:
+            return
+        self._tokenizers = loaded
+        self._prompts, self._parts = DigestCache(PROMPT_CACHE_BYTES), DigestCache(PART_CACHE_BYTES)
+        self._local = {name: LocalCounter(known.tokenizer, self._parts) for name, known in loaded.items()}
 
     async def aclose(self) -> None:
         for task in self._running:

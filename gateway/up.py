@@ -167,13 +167,14 @@ def _config(options: UpOptions, ready: Ready, folder: Path) -> GatewayConfig:
 
 @contextmanager
 def _ends_by_exception() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does, so that the engine is stopped and nothing is left behind."""
+    """SIGTERM and SIGHUP end the command as Ctrl-C does, so that the engine is stopped and nothing is left behind."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

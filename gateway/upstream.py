@@ -52,7 +52,7 @@ class Upstream:
         self._idle: deque[Connection] = deque()
         self._open: set[Connection] = set()
         self._expiry: asyncio.TimerHandle | None = None
-        self._is_closed = False
+        self._is_closed = self._is_retired = False
 
     @property
     def num_open(self) -> int:
@@ -74,6 +74,12 @@ class Upstream:
         self._stop_expiry()
         for connection in tuple(self._open):
             connection.abort()
+
+    def retire(self) -> None:
+        """No further exchange comes: those that run go on, and no connection is kept."""
+        self._is_retired = True
+        while self._idle:
+            self._idle.pop().abort()
 
     def take_idle(self) -> Connection | None:
         """The connection used last, None if none is idle."""
@@ -102,7 +108,8 @@ class Upstream:
 
     def give_back(self, connection: Connection) -> None:
         """The exchange is over: keep the connection if it can carry another one."""
-        if not connection.finish() or self._is_closed or len(self._idle) >= MAX_IDLE:
+        is_kept = not (self._is_closed or self._is_retired) and len(self._idle) < MAX_IDLE
+        if not connection.finish() or not is_kept:
             connection.abort()
             self._open.discard(connection)
             return
@@ -232,6 +239,11 @@ class Upstreams:
         if upstream is None:
             upstream = self._by_replica[replica_id] = self._make(url)
         return upstream
+
+    def retire(self, replica_id: str) -> None:
+        """The next exchange with this replica begins anew, with what `make` gives then."""
+        if (upstream := self._by_replica.pop(replica_id, None)) is not None:
+            upstream.retire()
 
     @property
     def num_open(self) -> int:

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from gateway.engine_process import EngineError
-from gateway.server import ListenError, bind, url_of
+from gateway.server import ListenError, _allow_files, bind, url_of
 from gateway.up import Progress
 
 from .tiny_replica import models_page, tiny_replica, until
@@ -402,7 +402,7 @@ async def test_serve_writes_an_access_log_where_it_is_told(tmp_path: Path) -> No
         assert '"route":"completions"' in log.read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_up_starts_and_ends_both(engine: Path, number: signal.Signals) -> None:
     """Ready means that requests can be served; one signal ends the gateway, then the engine."""
     with up(engine) as process:
@@ -494,6 +494,26 @@ def test_the_guard_refuses_a_parent_that_is_gone() -> None:
         timeout=30,
     )
     assert (result.returncode, result.stdout) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("limits", "asked", "is_told"),
+    [((1024, 100_000), (20_200, 100_000), False), ((1024, 4096), (4096, 4096), True), ((50_000, 50_000), None, False)],
+)
+def test_enough_files_are_asked_for(
+    limits: tuple[int, int],
+    asked: tuple[int, int] | None,
+    is_told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Two for each connection and some more, as far as the system allows; what it doesn't is told."""
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr("resource.getrlimit", lambda _: limits)
+    monkeypatch.setattr("resource.setrlimit", lambda _, wanted: given.append(wanted))
+    _allow_files(10_000)
+    assert given == ([] if asked is None else [asked])
+    assert ("open files are allowed" in caplog.text) is is_told
 
 
 def test_a_socket_is_listening_once_bound() -> None:

@@ -18,12 +18,12 @@ UNNAMED = (
 
 
 @pytest.mark.parametrize("body", UNNAMED)
-async def test_the_only_model_is_meant_by_a_request_without_one(body: bytes) -> None:
+async def test_the_default_is_meant_by_a_request_without_a_model(body: bytes) -> None:
     """The replica gets its name, since not every server knows a default of its own."""
     async with (
         FakeReplica(answers()) as replica,
         FakeReplica(answers()) as other,
-        gateway_for(replica, other) as gateway,
+        gateway_for(replica, other, default_model="m1") as gateway,
         serving(gateway) as port,
     ):
         assert (await ask(port, CHAT, body)).status == 200
@@ -35,25 +35,28 @@ async def test_adapters_are_no_second_model() -> None:
     """What is loaded beside a base model isn't what is meant by nothing."""
     async with FakeReplica(answers(), models=("m1", "tuned")) as replica, gateway_for(replica) as gateway:
         gateway.pool.get("r1").cards = {"m1": ModelCard(), "tuned": ModelCard(parent="m1")}
-        assert gateway.pool.resolve(None) == "m1"
+        features = gateway.pool.get("r1").features
+        assert gateway.pool.only_model(next(iter(features))) == "m1"
 
 
 @pytest.mark.parametrize("body", UNNAMED)
-async def test_among_several_models_one_must_be_named(body: bytes) -> None:
-    """The answer says so, how an operator can change it, and what there is."""
+@pytest.mark.parametrize("models", [("m1",), ("m2", "m1")])
+async def test_without_a_default_a_model_must_be_named(body: bytes, models: tuple[str, ...]) -> None:
+    """However few there are: the answer says so, how an operator can change it, and what there is."""
     async with (
-        FakeReplica(answers(), models=("m2", "m1")) as replica,
+        FakeReplica(answers(), models=models) as replica,
         gateway_for(replica) as gateway,
         serving(gateway) as port,
     ):
         reply = await ask(port, CHAT, body)
         error: dict[str, Any] = json.loads(reply.body)["error"]
         assert (reply.status, error["code"], error["param"]) == (404, "model_not_found", "model")
-        assert error["message"] == ("The request names no model and no default_model is set; served here: `m1`, `m2`.")
+        known = ", ".join(f"`{name}`" for name in sorted(models))
+        assert error["message"] == f"The request names no model and no default_model is set; served here: {known}."
         assert replica.received == []
 
 
-async def test_a_configured_default_wins_over_the_only_model() -> None:
+async def test_a_configured_default_is_the_only_one_that_counts() -> None:
     """Where nobody serves it, it is named as what is missing, and nothing else takes its place."""
     async with (
         FakeReplica(answers(), models=("m1",)) as replica,
