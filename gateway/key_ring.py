@@ -55,6 +55,16 @@ class KeyRing:
     def num_keys(self) -> int:
         return 0 if self._table is None else len(self._table.keys)
 
+    @property
+    def num_in_flight(self) -> int:
+        """Requests being served whose keys have limits."""
+        return sum(rates.account.num_in_flight for rates in self._rates.values())
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """Tokens that they have reserved."""
+        return sum(rates.account.in_flight_tokens for rates in self._rates.values())
+
     def identify(self, headers: Headers) -> Key:
         """Whoever sent these headers (names in lower case). Raises Unauthorized."""
         if self._table is None:

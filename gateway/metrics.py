@@ -65,6 +65,10 @@ class Keys(Protocol):
     def has_keys(self) -> bool: ...
     @property
     def num_keys(self) -> int: ...
+    @property
+    def num_in_flight(self) -> int: ...
+    @property
+    def in_flight_tokens(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -316,6 +320,7 @@ class _Live:
                     if value is not None:
                         family.add_metric(name, value)
         yield from (tokens, available, running, waiting, usage)
+        yield GaugeMetricFamily("tailgate_tasks", "Tasks of the event loop that haven't ended.", value=_num_tasks())
         yield GaugeMetricFamily(
             "tailgate_tokenizer_waiting", "Prompts waiting for a tokenizer thread.", value=self._num_counts_waiting()
         )
@@ -333,7 +338,24 @@ class _Live:
         if self._keys is not None and self._keys.has_keys:
             yield GaugeMetricFamily("tailgate_keys", "API keys that count now.", value=self._keys.num_keys)
             yield GaugeMetricFamily(
+                "tailgate_limited_requests_in_flight",
+                "Requests being served whose keys have limits.",
+                value=self._keys.num_in_flight,
+            )
+            yield GaugeMetricFamily(
+                "tailgate_limited_tokens_in_flight",
+                "Tokens that they hold of their keys' limits.",
+                value=self._keys.in_flight_tokens,
+            )
+            yield GaugeMetricFamily(
                 "tailgate_key_file_refused",
                 "Whether the key file as it is was refused (1), so that the keys from before count.",
                 value=float(self._keys.is_refused),
             )
+
+
+def _num_tasks() -> int:
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:  # asked outside of the loop
+        return 0

@@ -477,6 +477,28 @@ class TestEveryWayOut:
             assert used(gateway) == (1, 0)
 
 
+async def test_what_is_held_of_limits_and_how_many_tasks_there_are_is_on_the_page(tmp_path: Path) -> None:
+    """While a request runs, and no longer."""
+
+    def shown(name: str) -> float:
+        line = next(line for line in gateway.metrics.render()[0].decode().splitlines() if line.startswith(f"{name} "))
+        return float(line.split()[1])
+
+    async with FakeReplica(hangs()) as replica, limited(tmp_path, replica, limits={"tokens_per_min": 1000}) as gateway:
+        num_tasks = shown("tailgate_tasks")
+        request = HandDriven(gateway, CHAT, headers=ASGI_KEY).start(BODY)
+        await until(lambda: gateway.core.num_in_flight == 1)
+        assert shown("tailgate_limited_requests_in_flight") == 1
+        assert shown("tailgate_limited_tokens_in_flight") == PROMPT_TOKENS + OUTPUT_BOUND
+        assert shown("tailgate_tasks") > num_tasks
+        request.disconnect()
+        await request.ended()
+        await until(lambda: replica.num_running == 0)
+        assert shown("tailgate_limited_requests_in_flight") == 0
+        assert shown("tailgate_limited_tokens_in_flight") == 0
+        assert gateway.keys.num_in_flight == 0
+
+
 async def test_hundreds_of_requests_cut_at_random_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
