@@ -12,10 +12,12 @@ import heapq
 from collections.abc import Collection
 from typing import NamedTuple
 
+from . import appraisal
+from .absence import Absence
 from .admission.port import QueueLoad
 from .books import Books
 from .drain_rate import DrainRate
-from .job import Job, PoolKey, RunningCall
+from .job import Job, RunningCall
 from .lifecycle import Event, LifecycleError, State
 from .policy import Policy
 from .queue import WaitingQueue
@@ -59,8 +61,7 @@ class DispatchCore:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._books = Books()
-        self._no_replica_since_s: dict[PoolKey, float] = {}
-        self._no_replica_until_s: dict[PoolKey, float] = {}
+        self._absence = Absence()
         self._prefill_ends: list[tuple[float, int]] = []  # heap of (estimated instant, call id)
         self._drain_rate = DrainRate()
         self._num_offered = 0
@@ -78,14 +79,12 @@ class DispatchCore:
             return Rejected(Reason.UNKNOWN_MODEL, None)
         self._num_offered += 1
         job = Job(request, self._num_offered)
-        self._estimate(job)
+        appraisal.estimate(self._policy, job)
         load = QueueLoad(self._books.queue.num_requests, self._books.queue.num_tokens)
         reason = self._policy.admission.turn_away(request, job.slot_tokens, load)
         if reason and not self._can_go_at_once(job):
             return Rejected(reason, self._drain_rate.seconds_for(self._books.queue.num_requests))
-        decision = self._policy.lanes.classify(request, job.budget_tokens)
-        self._policy.lanes.observe(decision, request, job.budget_tokens)
-        job.lane, job.lane_why = decision.lane, decision.why
+        appraisal.enlist(self._policy, job)
         self._books.jobs[request.request_id] = job
         self._books.queue.add(job)
         return _admitted(job)
@@ -101,7 +100,7 @@ class DispatchCore:
             return None
         if job.state is not State.WAITING:
             job.request = request
-            self._estimate(job)
+            appraisal.estimate(self._policy, job)
             if job.call is not None and job.call.slice_end_tokens is None:
                 self._books.replicas[job.call.replica_id].resize(job.call, job.slot_tokens)
             return None
@@ -109,10 +108,8 @@ class DispatchCore:
         self._books.queue.remove(job)
         job.request = request
         job.computed_tokens = min(job.computed_tokens, request.prompt_tokens)
-        self._estimate(job)
-        # The lanes have learned from the estimate already: a request counts once.
-        decision = self._policy.lanes.classify(request, job.budget_tokens)
-        job.lane, job.lane_why = decision.lane, decision.why
+        appraisal.estimate(self._policy, job)
+        appraisal.classify(self._policy, job)
         self._books.queue.add(job)
         if not self._books.queue.num_in_lane(left):
             self._policy.turns.emptied(left)
@@ -167,7 +164,7 @@ class DispatchCore:
             job.pinned_replica_id = call.replica_id
             self._books.queue.add(job)
             return
-        self._settle(job, outcome, sample)
+        appraisal.settle(self._policy, job, outcome, sample)
         if job.state is State.ENDED:
             del self._books.jobs[job.request.request_id]
 
@@ -204,10 +201,8 @@ class DispatchCore:
         waiting = self._books.queue.jobs()
         self._books.queue = WaitingQueue()
         for job in waiting:
-            self._estimate(job)
-            decision = policy.lanes.classify(job.request, job.budget_tokens)
-            policy.lanes.observe(decision, job.request, job.budget_tokens)
-            job.lane, job.lane_why = decision.lane, decision.why
+            appraisal.estimate(policy, job)
+            appraisal.enlist(policy, job)
             self._books.queue.add(job)
 
     # --- outputs ----------------------------------------------------------------------------------------------------
@@ -217,7 +212,7 @@ class DispatchCore:
         self._polled_s = now_s
         effects: list[Effect] = []
         queue, selection = self._books.queue, self._selection()
-        if queue.num_requests or self._no_replica_since_s:
+        if queue.num_requests or self._absence.is_noted:
             self._evict_late(now_s, effects)
             self._evict_unservable(selection, now_s, effects)
         self._end_estimated_prefills(now_s)
@@ -230,7 +225,7 @@ class DispatchCore:
 
     def next_wakeup_s(self) -> float | None:
         """The next instant at which `poll` might do something without further input; None: none."""
-        instants = [since_s + self._policy.no_replica_grace_s for since_s in self._no_replica_since_s.values()]
+        instants = self._absence.ends_s(self._policy.no_replica_grace_s)
         if self._prefill_ends:
             instants.append(self._prefill_ends[0][0])
         if not self._books.queue.num_requests:
@@ -288,13 +283,6 @@ class DispatchCore:
         """Whether it wouldn't wait, so that a full queue is none of its business."""
         return job.pool not in self._books.queue.pools() and bool(self._selection().under_caps(job))
 
-    def _estimate(self, job: Job) -> None:
-        policy, request = self._policy, job.request
-        job.predicted_output_tokens = policy.output.predict(request)
-        job.cost_s = policy.cost.cost_s(request.prompt_tokens, job.predicted_output_tokens)
-        job.budget_tokens = policy.cost.budget_tokens(request.prompt_tokens, job.predicted_output_tokens)
-        job.key = policy.ordering.key(arrival_s=request.arrival_s, cost_s=job.cost_s)
-
     def _leave_queue(self, job: Job) -> None:
         self._books.queue.remove(job)
         if not self._books.queue.num_in_lane(job.lane):
@@ -312,22 +300,14 @@ class DispatchCore:
             self._evict(job, Reason.QUEUE_TIMEOUT, effects)
 
     def _evict_unservable(self, selection: Selection, now_s: float, effects: list[Effect]) -> None:
-        if not self._no_replica_since_s and all(map(selection.eligible, self._books.queue.pools())):
+        pools = self._books.queue.pools()
+        if not self._absence.is_noted and all(map(selection.eligible, pools)):
             return
-        pools = {pool for pool in self._books.queue.pools() if not selection.eligible(pool)}
-        for pool in self._no_replica_since_s.keys() - pools:
-            self._no_replica_until_s[pool] = now_s
-        self._no_replica_since_s = {pool: self._no_replica_since_s.get(pool, now_s) for pool in pools}
-        given_up = {
-            pool
-            for pool, since_s in self._no_replica_since_s.items()
-            if now_s >= since_s + self._policy.no_replica_grace_s
-        }
-        if given_up:
+        self._absence.note({pool for pool in pools if not selection.eligible(pool)}, now_s)
+        if given_up := self._absence.give_up(self._policy.no_replica_grace_s, now_s):
             for job in self._books.queue.jobs():
                 if job.pool in given_up:
                     self._evict(job, Reason.NO_REPLICA, effects)
-            self._no_replica_since_s = {p: s for p, s in self._no_replica_since_s.items() if p not in given_up}
 
     def _end_estimated_prefills(self, now_s: float) -> None:
         while self._prefill_ends and self._prefill_ends[0][0] <= now_s:
@@ -379,22 +359,10 @@ class DispatchCore:
     def _waited_for(self, job: Job, now_s: float) -> Reason | None:
         if now_s <= job.request.arrival_s:
             return None
-        if job.request.arrival_s < self._no_replica_until_s.get(job.pool, float("-inf")):
+        if self._absence.held_back(job.pool, job.request.arrival_s):
             return Reason.NO_REPLICA
         passed = job.request.arrival_s < self._latest_arrival_dispatched_s
         return Reason.LANE if passed else Reason.CAPACITY
-
-    def _settle(self, job: Job, outcome: Outcome, sample: Sample) -> None:
-        """Learns from what the request really cost, and corrects what its lane was charged."""
-        policy, request = self._policy, job.request
-        actual_s = 0.0 if outcome is Outcome.DROPPED else job.charged_s
-        if outcome is Outcome.SUCCESS and sample.output_tokens is not None:
-            policy.output.learn(request, sample.output_tokens)
-            computed_tokens = (sample.prompt_tokens or request.prompt_tokens) - (sample.cached_tokens or 0)
-            actual_s = policy.cost.cost_s(computed_tokens, sample.output_tokens)
-        assert job.charged_to is not None  # every call was charged when it was dispatched
-        job.charged_to.charge(job.lane, actual_s - job.charged_s)
-        job.charged_to = None
 
     def _want_capacity(self, selection: Selection, effects: list[Effect]) -> None:
         """Asks for what the heads of the queue need beyond the grants; once, until a grant comes."""
