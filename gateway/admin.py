@@ -14,7 +14,8 @@ from .attribution import Record
 from .errors import GatewayError
 from .keys import Key
 from .openapi import with_inference_routes
-from .replicas import Replica, ServedModel
+from .replica import Replica
+from .served_models import ServedModel
 
 INDEX = """\
 tailgate: a scheduling gateway in front of LLM servers.

@@ -12,7 +12,8 @@ from typing import cast
 
 import httptools
 
-from .errors import Headers, UpstreamClosed, UpstreamError, UpstreamGarbled, UpstreamTimeout
+from .errors import Headers
+from .upstream_errors import UpstreamClosed, UpstreamError, UpstreamGarbled, UpstreamTimeout
 
 HIGH_WATER_BYTES = 1 << 16
 MAX_HEAD_BYTES = 1 << 16

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from .api.fields import RequestFields
 from .errors import ContextTooLong
-from .replicas import Replica
+from .replica import Replica
 from .tokens import TokenCount
 
 

@@ -14,7 +14,7 @@ from policies.dispatch import Admitted, DispatchCore, Rejected
 from policies.policy import Policy
 from policies.types import Call, Evict, Outcome, Reason, ReplicaLike, RequestLike, Sample, StopCall, WantCapacity
 
-from .errors import Evicted, Overloaded
+from .overload_errors import Evicted, Overloaded
 from .state.port import SharedCapacity
 
 # A core call for every so many output tokens is enough to keep a slot's size right.

@@ -4,7 +4,8 @@ import asyncio
 from types import TracebackType
 from typing import Protocol
 
-from .errors import GatewayError, ShuttingDown
+from .errors import GatewayError
+from .overload_errors import ShuttingDown
 
 
 class Stoppable(Protocol):

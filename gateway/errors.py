@@ -1,8 +1,9 @@
 """What can go wrong, and what the caller is told.
 
-`GatewayError` is everything that becomes an HTTP answer of ours, in OpenAI's error shape. `UpstreamError` is the part
-of it that a replica caused. `ClientLeft` and `ResponseBroken` are no answers: the first has nobody to answer, the
-second comes after the head was sent, when the only honest thing left is to end the connection visibly broken.
+`GatewayError` is everything that becomes an HTTP answer of ours, in OpenAI's error shape; what a replica caused is in
+`upstream_errors`, what the gateway can't take on in `overload_errors`. `ClientLeft` and `ResponseBroken` are no answers:
+the first has nobody to answer, the second comes after the head was sent, when the only honest thing left is to end the
+connection visibly broken.
 """
 # ruff: noqa: N818  (named after what happened; they are told apart by their base classes)
 
@@ -250,100 +251,3 @@ class UnsupportedEncoding(GatewayError):
 
     def headers(self) -> Headers:
         return [*super().headers(), (b"accept-encoding", b"gzip, deflate")]
-
-
-_RATE_LIMITED = frozenset({Reason.QUEUE_FULL, Reason.CAPACITY, Reason.LANE})
-_WHY = {
-    Reason.CAPACITY: "the request needs more tokens than the replicas may hold",
-    Reason.LANE: "this lane takes no more requests",
-    Reason.NO_REPLICA: "no replica is available for this model",
-    Reason.QUEUE_FULL: "the queue is full",
-    Reason.QUEUE_TIMEOUT: "it waited too long for a replica",
-    Reason.UNKNOWN_MODEL: "no replica serves this model",
-    Reason.DRAINING: "the gateway is shutting down",
-}
-_DEFAULT_RETRY_AFTER_S = 1.0
-
-
-class Overloaded(GatewayError):
-    """Turned away before queueing: 429 where the caller sends too much, 503 where the service can't."""
-
-    outcome = "rejected"
-
-    def __init__(self, reason: Reason, retry_after_s: float | None = None, *, closes: bool = False) -> None:
-        super().__init__(
-            f"The request was not served: {_WHY[reason]}.",
-            code=str(reason).replace("-", "_"),
-            reason=str(reason),
-            retry_after_s=_DEFAULT_RETRY_AFTER_S if retry_after_s is None else retry_after_s,
-        )
-        self.closes = closes
-        if reason in _RATE_LIMITED:
-            self.status, self.type = 429, "rate_limit_error"
-        else:
-            self.status, self.type = 503, "service_unavailable_error"
-
-
-class ShuttingDown(GatewayError):
-    """The request was being served when the time to shut down was over."""
-
-    status = 503
-    type = "service_unavailable_error"
-    code = "draining"
-    closes = True
-
-    def __init__(self) -> None:
-        super().__init__("The gateway shut down before the answer was complete.", reason="draining", retry_after_s=1.0)
-
-
-class Evicted(Overloaded):
-    """Left the queue undispatched."""
-
-    outcome = "evicted"
-
-
-class UpstreamError(GatewayError):
-    """A replica failed before its answer began (502), unless a subclass says otherwise."""
-
-    status = 502
-    type = "upstream_error"
-    code = "upstream_error"
-
-
-class ConnectFailed(UpstreamError):
-    """No connection to the replica. `is_refused`: because nobody listens there, or nothing leads there."""
-
-    code = "upstream_connect_failed"
-
-    def __init__(self, *, is_refused: bool = False) -> None:
-        super().__init__("The replica could not be reached.", reason="upstream-connect", retry_after_s=1.0)
-        self.is_refused = is_refused
-
-
-class UpstreamClosed(UpstreamError):
-    """The replica closed the connection before its answer was complete."""
-
-    code = "upstream_closed"
-
-    def __init__(self) -> None:
-        super().__init__("The replica closed the connection before its answer was complete.", reason="upstream-closed")
-
-
-class UpstreamGarbled(UpstreamError):
-    """What the replica sent is not HTTP/1.1."""
-
-    code = "upstream_protocol_error"
-
-    def __init__(self) -> None:
-        super().__init__("The replica sent an invalid response.", reason="upstream-protocol")
-
-
-class UpstreamTimeout(UpstreamError):
-    """The replica kept silent for longer than allowed."""
-
-    status = 504
-    type = "timeout_error"
-    code = "upstream_timeout"
-
-    def __init__(self, limit_s: float) -> None:
-        super().__init__(f"The replica sent nothing for {limit_s:g} seconds.", reason="upstream-timeout")

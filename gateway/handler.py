@@ -24,22 +24,19 @@ from .disconnect import Client, Message, Receive, Send
 from .dispatcher import Dispatcher, Place
 from .errors import (
     ClientLeft,
-    ConnectFailed,
     GatewayError,
     Headers,
     InternalError,
     MethodNotAllowed,
-    Overloaded,
     ResponseBroken,
     UnknownModel,
     UnservedRoute,
-    UpstreamClosed,
-    UpstreamError,
 )
 from .key_ring import KeyRing
 from .keys import Key, presented
 from .late_count import LateCount
 from .light import LightPlace
+from .overload_errors import Overloaded
 from .relay import Relay
 from .request import Request
 from .request_id import RequestIds
@@ -48,6 +45,7 @@ from .tokens import TokenCount
 from .unanswered import UnansweredCalls
 from .unpack import unpack
 from .upstream import Upstreams
+from .upstream_errors import ConnectFailed, UpstreamClosed, UpstreamError
 
 logger = logging.getLogger(__name__)
 

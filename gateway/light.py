@@ -7,7 +7,7 @@ from typing import Protocol, Self
 from policies.types import Call, Lane, Outcome, Reason, ReplicaLike, RequestLike, Sample
 
 from .dispatcher import Dispatcher, Place
-from .errors import Overloaded
+from .overload_errors import Overloaded
 
 
 class Replicas(Protocol):

@@ -23,9 +23,10 @@ from .disconnect import Client, Send
 from .dispatcher import Place
 from .eager import Pending, begin
 from .engine_timing import EngineTiming, read_engine_timing
-from .errors import GatewayError, Headers, ResponseBroken, UpstreamError
+from .errors import GatewayError, Headers, ResponseBroken
 from .sse import CommentInserter, StreamScanner, Usage
 from .upstream import Exchange
+from .upstream_errors import UpstreamError
 
 # A send that takes longer waited for the client, and its time is the client's.
 SLOW_SEND_S = 0.001

@@ -8,8 +8,8 @@ import httpx
 from .api.fields import RequestFields
 from .api.openai_fields import TOKENIZE
 from .local_counter import texts_of
+from .replica import Replica
 from .replica_probe import Prober
-from .replicas import Replica
 
 REPLICA_TIMEOUT_S = 2.0
 MAX_ASKED_PROMPTS = 4

@@ -26,8 +26,8 @@ from .config import ModelConfig
 from .digest_cache import DigestCache, digest, scope_of
 from .local_counter import LocalCounter, Work
 from .model_tokenizer import ModelTokenizer
+from .replica import Replica
 from .replica_counter import ReplicaCounter
-from .replicas import Replica
 from .work_pool import WorkPool
 
 logger = logging.getLogger(__name__)

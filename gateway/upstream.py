@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 from .connection import Connection
-from .errors import ConnectFailed, Headers, UpstreamClosed
+from .errors import Headers
+from .upstream_errors import ConnectFailed, UpstreamClosed
 
 # Below the 5 s after which uvicorn, and so vLLM, closes an idle connection.
 KEEP_IDLE_S = 4.0

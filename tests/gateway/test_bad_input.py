@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.api.fields import RequestFields, read_chat, read_completions
-from gateway.errors import BadRequest, Overloaded
+from gateway.errors import BadRequest
+from gateway.overload_errors import Overloaded
 from policies.types import Reason
 from tests.support.asgi import HandDriven
 from tests.support.fake_replica import FakeReplica, answers, hangs

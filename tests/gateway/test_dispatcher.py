@@ -9,7 +9,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.dispatcher import Dispatcher
-from gateway.errors import Evicted, Overloaded
+from gateway.overload_errors import Evicted, Overloaded
 from gateway.request import Request
 from policies.config import PolicySpec, build_policy
 from policies.dispatch import DispatchCore

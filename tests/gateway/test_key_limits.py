@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gateway.app import Gateway
-from gateway.errors import ConnectFailed
 from gateway.limits import duration
 from gateway.tokens import TokenCount
+from gateway.upstream_errors import ConnectFailed
 from policies.limits import Account
 from tests.support.asgi import HandDriven
 from tests.support.fake_replica import DONE, Call, FakeReplica, answers, delta, hangs, streams, usage_event

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from gateway.errors import UpstreamClosed, UpstreamGarbled, UpstreamTimeout
 from gateway.upstream import Exchange, Upstream
+from gateway.upstream_errors import UpstreamClosed, UpstreamGarbled, UpstreamTimeout
 from tests.support.fake_replica import Call, FakeReplica, answers
 from tests.support.serve import until
 

@@ -11,9 +11,10 @@ import pytest
 
 from gateway.api.openai_fields import TOKENIZE
 from gateway.config import GatewayConfig, parse_config
+from gateway.replica import Replica
 from gateway.replica_health import EjectionRule
 from gateway.replica_probe import MAX_ANSWER_BYTES, Health, Prober
-from gateway.replicas import Replica, ReplicaPool
+from gateway.replicas import ReplicaPool
 
 from .tiny_replica import TinyReplica, models_page, tiny_replica, until
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.connection import Connection
-from gateway.errors import ConnectFailed, UpstreamClosed, UpstreamGarbled, UpstreamTimeout
 from gateway.upstream import Exchange, Upstream
+from gateway.upstream_errors import ConnectFailed, UpstreamClosed, UpstreamGarbled, UpstreamTimeout
 from tests.support.asgi import HandDriven
 from tests.support.fake_replica import DONE, Call, FakeReplica, answers, delta, hangs, streams
 from tests.support.gateways import BODY, CHAT, STREAM_BODY, assert_nothing_held, gateway_for

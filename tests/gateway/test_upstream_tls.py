@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import ConnectFailed
 from gateway.upstream import Upstream
+from gateway.upstream_errors import ConnectFailed
 from tests.support.fake_replica import FakeReplica, answers
 
 REQUEST = b"POST /x HTTP/1.1\r\nhost: r\r\ncontent-length: 0\r\n\r\n"

@@ -1,0 +1,138 @@
+"""Probing one replica on a schedule: whether it is well, what it serves, what it can do, how loaded it says it is."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+
+import httpx
+
+from .api.openai_fields import TOKENIZE
+from .config import GatewayConfig, ReplicaConfig
+from .replica import Replica
+from .replica_kinds import features_of
+from .replica_metrics import ReplicaLoad, parse_load
+from .replica_probe import Health, ModelCard, Prober
+
+logger = logging.getLogger(__name__)
+
+_MAY_TOKENIZE = frozenset({"vllm", "tailgate-backend", "sglang"})
+_MAY_DESCRIBE = frozenset({"vllm", "sglang", "openai"})
+
+SLOW_PROBES = 3
+"""Health checks in a row that may time out before a replica counts as down: a busy engine answers late."""
+
+
+class Watcher:
+    """Probes one replica on a schedule and writes down what it finds."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        configured: ReplicaConfig,
+        config: GatewayConfig,
+        http: httpx.AsyncClient,
+        clock: Callable[[], float],
+        settle: Callable[[Replica], None],
+    ) -> None:
+        self._replica = replica
+        self._configured = configured
+        self._interval_s = config.probes.interval_s
+        self._prober = Prober(http, replica.url, replica.authorization, config.probes.timeout_s)
+        self._clock = clock
+        self._settle = settle
+        self._num_slow = 0
+        self._is_identified = False
+        self._wanted = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"probe-{self._replica.replica_id}")
+
+    async def aclose(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def refused(self) -> None:
+        """A call found nobody listening: so it is, until the next probe, which is made at once."""
+        self._lost("it refuses connections")
+        self._wanted.set()
+
+    async def _run(self) -> None:
+        while True:
+            self._wanted.clear()
+            try:
+                await self._probe()
+            except Exception:
+                # A replica can answer anything; whatever it was, the next probe must come.
+                logger.exception("probing replica %s failed", self._replica.replica_id)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await self._wanted.wait()
+
+    async def _probe(self) -> None:
+        replica = self._replica
+        health, why = await self._prober.health()
+        self._num_slow = self._num_slow + 1 if health is Health.SLOW else 0
+        if health is Health.DOWN or (health is Health.SLOW and self._num_slow >= SLOW_PROBES):
+            self._lost(f"its health check failed: {why}")
+            replica.is_hung = health is Health.SLOW
+        elif health is Health.GREEN:
+            await self._learn()
+        self._settle(replica)
+
+    def _lost(self, error: str) -> None:
+        if self._replica.is_healthy or self._replica.last_error is None:
+            logger.warning("replica %s (%s): %s", self._replica.replica_id, self._replica.url, error)
+        self._replica.is_healthy = self._replica.is_hung = False
+        self._replica.last_error = error
+        self._is_identified = False  # what comes back may be another server
+
+    async def _learn(self) -> None:
+        replica = self._replica
+        cards = await self._prober.models()
+        page = await self._prober.metrics_page()
+        load = self._parse(page) if page is not None else None
+        if load is not None:
+            if replica.load is not None and replica.load.process_start != load.process_start:
+                self._is_identified = False
+            replica.load = load
+        if not cards and not self._is_identified and (info := await self._prober.tgi_info()) is not None:
+            cards = {info[0]: ModelCard(max_model_len=info[1])}
+        if cards:
+            replica.cards = cards
+            replica.models = frozenset(self._configured.models if self._configured.models is not None else cards)
+        if not replica.models:
+            self._lost("it names no models at /v1/models, and none are configured for it")
+            return
+        if not self._is_identified:
+            await self._identify(replica.cards, load.engine if load is not None else None)
+        if not replica.is_healthy:
+            logger.info("replica %s (%s): %s, serves %s", replica.replica_id, replica.url, replica.kind, _list(replica))
+        replica.is_healthy, replica.is_hung = True, False
+        replica.last_error = None
+
+    def _parse(self, page: str) -> ReplicaLoad | None:
+        try:
+            return parse_load(page, self._clock())
+        except Exception as error:  # the parser raises what it likes for pages that aren't in its format
+            logger.debug("the metrics of replica %s can't be read: %s", self._replica.replica_id, error)
+            return None
+
+    async def _identify(self, cards: Mapping[str, ModelCard], engine: str | None) -> None:
+        replica = self._replica
+        if self._configured.kind == "auto":
+            replica.kind = await self._prober.kind(cards, engine)
+        described = await self._prober.described_paths() if replica.kind in _MAY_DESCRIBE else None
+        features = {*features_of(replica.kind, described), *self._configured.also_serves}
+        if replica.kind == "tgi" and (info := await self._prober.tgi_info()) is not None:
+            replica.base_model = info[0]
+        if replica.kind in _MAY_TOKENIZE and await self._prober.has_tokenize(min(replica.models)):
+            features.add(TOKENIZE)
+        replica.features = frozenset(features)
+        self._is_identified = True
+
+
+def _list(replica: Replica) -> str:
+    return ", ".join(sorted(replica.models))
