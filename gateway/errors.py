@@ -1,9 +1,9 @@
 """What can go wrong, and what the caller is told.
 
 `GatewayError` is everything that becomes an HTTP answer of ours, in OpenAI's error shape; what a replica caused is in
-`upstream_errors`, what the gateway can't take on in `overload_errors`. `ClientLeft` and `ResponseBroken` are no answers:
-the first has nobody to answer, the second comes after the head was sent, when the only honest thing left is to end the
-connection visibly broken.
+`upstream_errors`, what the gateway can't take on in `overload_errors`. `ClientLeft` and `ResponseBroken` are no
+answers: the first has nobody to answer, the second comes after the head was sent, when the only honest thing left is to
+end the connection visibly broken.
 """
 # ruff: noqa: N818  (named after what happened; they are told apart by their base classes)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from .config import ReplicaConfig
+from .config_sections import ReplicaConfig
 from .config_values import DEFAULT_PORTS
 from .replica_health import Ejection, EjectionRule
 from .replica_kinds import TGI_MODEL
@@ -14,7 +14,7 @@ from .replica_probe import ModelCard
 class Replica:
     """An upstream server: what was configured and what the last probe found. Implements `policies.types.ReplicaLike`.
 
-    Written by its pool and its watcher only, on the event loop, and the pool calls `on_change` after every change that scheduling sees.
+    Written by its pool and its watcher only, on the event loop; the pool tells of every change that scheduling sees.
     """
 
     def __init__(self, config: ReplicaConfig, replica_id: str, rule: EjectionRule) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 import httpx
 
 from .api.openai_fields import TOKENIZE
-from .config import GatewayConfig, ReplicaConfig
+from .config import GatewayConfig
+from .config_sections import ReplicaConfig
 from .replica import Replica
 from .replica_kinds import features_of
 from .replica_metrics import ReplicaLoad, parse_load

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 import httpx
 
 from .api.openai_fields import TGI
-from .config import GatewayConfig, ReplicaConfig
+from .config import GatewayConfig
+from .config_sections import ReplicaConfig
 from .replica import Replica
 from .replica_health import EjectionRule, Rotation
 from .replica_kinds import TGI_MODEL

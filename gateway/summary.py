@@ -2,7 +2,8 @@
 
 from policies.config import effective_options
 
-from .config import GatewayConfig, ModelConfig, PolicyConfig, ReplicaConfig
+from .config import GatewayConfig
+from .config_sections import ModelConfig, PolicyConfig, ReplicaConfig
 
 
 def summary(config: GatewayConfig) -> str:

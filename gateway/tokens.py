@@ -22,10 +22,11 @@ import orjson
 from .api.fields import RequestFields
 from .bytes_per_token import BytesPerToken
 from .chat_template import TemplateRefused
-from .config import ModelConfig
+from .config_sections import ModelConfig
 from .digest_cache import DigestCache, digest, scope_of
 from .local_counter import LocalCounter, Work
 from .model_tokenizer import ModelTokenizer
+from .prompt_size import given_ids, num_prompts, num_text_bytes
 from .replica import Replica
 from .replica_counter import ReplicaCounter
 from .work_pool import WorkPool
@@ -174,7 +175,7 @@ class TokenCounter:
             # Nothing to count: sound, or bodies of which only the size is known.
             size = fields.estimated_tokens
             return self._counted(self._estimate(fields, model) if size is None else size, "bytes", began_s)
-        num_ids = _given_ids(fields)
+        num_ids = given_ids(fields)
         if num_ids is not None:
             return self._counted(num_ids, "local", began_s)
         local = self._local.get(model)
@@ -195,7 +196,7 @@ class TokenCounter:
     def _count_inline(self, asked: _Asked) -> TokenCount | None:
         """The count, where it takes no time to speak of; else what could be prepared is in `asked`."""
         local, fields = asked.local, asked.fields
-        if local is None or fields.num_body_bytes > INLINE_BODY_BYTES or _num_prompts(fields) > INLINE_MESSAGES:
+        if local is None or fields.num_body_bytes > INLINE_BODY_BYTES or num_prompts(fields) > INLINE_MESSAGES:
             return None
         try:
             asked.work = work = local.begin(fields, asked.scope)
@@ -256,7 +257,7 @@ class TokenCounter:
         asked.local.remember(work)
         if asked.key is not None:
             self._prompts.put(asked.key, (work.num_tokens, "local"))
-        self._ratios.learn(asked.model, _num_text_bytes(asked.fields), work.num_tokens)
+        self._ratios.learn(asked.model, num_text_bytes(asked.fields), work.num_tokens)
         return self._counted(work.num_tokens, "local", asked.began_s, wait_s)
 
     def _counted(self, tokens: int, source: Source, began_s: float, wait_s: float = 0.0) -> TokenCount:
@@ -274,44 +275,16 @@ class TokenCounter:
         if asked.local is None:
             return 0.0
         work = asked.work
-        num_bytes = _num_text_bytes(asked.fields) if work is None else work.num_missing_bytes
+        num_bytes = num_text_bytes(asked.fields) if work is None else work.num_missing_bytes
         return num_bytes / asked.local.encoder.bytes_per_s
 
     def _estimate(self, fields: RequestFields, model: str) -> int:
-        return self._ratios.estimate(model, _num_text_bytes(fields))
+        return self._ratios.estimate(model, num_text_bytes(fields))
 
 
 def make_pool(clock: Callable[[], float]) -> WorkPool:
     """As many threads as tokenizing may take of this machine: it competes with the event loop for cores."""
     return WorkPool(max(2, min(4, os.cpu_count() or 2)), clock)
-
-
-def _given_ids(fields: RequestFields) -> int | None:
-    """Tokens of prompts given as ids; None for others."""
-    prompt = fields.prompt
-    if not isinstance(prompt, list) or not prompt:
-        return None
-    if isinstance(prompt[0], int):
-        return len(prompt)
-    return sum(map(len, prompt)) if isinstance(prompt[0], list) else None
-
-
-def _num_prompts(fields: RequestFields) -> int:
-    """Messages, or prompts of a completion."""
-    if fields.messages is not None:
-        return len(fields.messages)
-    return len(fields.prompt) if isinstance(fields.prompt, list) else 1
-
-
-def _num_text_bytes(fields: RequestFields) -> int:
-    """How much of a body is text: pictures and sound are written as text too, and cost no tokens for it."""
-    messages = fields.messages or ()
-    if not any(type(message.get("content")) is list for message in messages):
-        return fields.num_body_bytes
-    contents = (message.get("content") for message in messages)
-    parts = (part for content in contents for part in (content if type(content) is list else (content,)))
-    texts = (part.get("text") if type(part) is dict else part for part in parts)
-    return sum(len(text.encode()) for text in texts if type(text) is str)
 
 
 def _key(asked: _Asked) -> bytes:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.config import AdminListen, GatewayConfig, Listen, ReplicaConfig, load_config, parse_config
+from gateway.config import GatewayConfig, load_config, parse_config
 from gateway.config_errors import ConfigError
+from gateway.config_sections import AdminListen, Listen, ReplicaConfig
 from tests.support.keys import write_keys
 
 REPLICA = {"url": "http://127.0.0.1:8001"}

@@ -5,8 +5,8 @@ from typing import Any, get_args
 import pytest
 
 from gateway.api.routes import ROUTES
-from gateway.config import ReplicaKind
 from gateway.config_errors import ConfigError
+from gateway.config_sections import ReplicaKind
 from gateway.replica_kinds import FEATURES, features_of
 from gateway.summary import summary
 from tests.support.fake_replica import FakeReplica, answers
