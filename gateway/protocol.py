@@ -22,6 +22,7 @@ from uvicorn.server import ServerState
 
 from . import refusals
 from .cycle import Cycle
+from .deadline import Deadline
 from .errors import MalformedBody
 from .front import Front
 from .refusals import Refusal
@@ -65,15 +66,14 @@ class ClientConnection(HttpToolsProtocol):
         self._is_deaf = False  # nothing more is taken from this client
         self._is_ending = False
         self._last_words = b""  # a refusal that waits for the answers before it
-        self._deadline_s: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._deadline = Deadline(self.loop, self._too_late)
 
     # The connection's beginning and end
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if self._front.opened():
-            self._set_deadline(self._front.bounds.head_s)
+            self._deadline.set(self._front.bounds.head_s)
         else:
             self._refuse(refusals.TOO_MANY_CONNECTIONS)
 
@@ -81,8 +81,7 @@ class ClientConnection(HttpToolsProtocol):
         self._is_deaf = True
         self.connections.discard(self)
         self._front.closed(self)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._deadline.close()
         for cycle in (self._running, *self._ahead):
             if cycle is not None:
                 cycle.disconnected = True
@@ -125,29 +124,15 @@ class ClientConnection(HttpToolsProtocol):
         self.flow.resume_reading()
         if lingers and self.transport.can_write_eof():
             self.transport.write_eof()
-            self._set_deadline(LINGER_S)
+            self._deadline.set(LINGER_S)
         else:
             self.transport.close()
-            self._set_deadline(self._front.bounds.send_s)
+            self._deadline.set(self._front.bounds.send_s)
 
-    # Time: one timer, looked at only when it fires
+    # Time
 
-    def _set_deadline(self, delay_s: float) -> None:
-        due_s = self._deadline_s = self.loop.time() + delay_s
-        if self._timer is not None and self._timer.when() > due_s:
-            self._timer.cancel()
-            self._timer = None
-        if self._timer is None:
-            self._timer = self.loop.call_at(due_s, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        if self._deadline_s is None:
-            return
-        # The loop's clock may be coarser than its timers (uvloop: milliseconds).
-        if self._deadline_s - self.loop.time() > 0.001:
-            self._timer = self.loop.call_at(self._deadline_s, self._on_timer)
-        elif self._is_ending or self._running is not None:  # it takes nothing of what is sent
+    def _too_late(self) -> None:
+        if self._is_ending or self._running is not None:  # it takes nothing of what is sent
             if self._running is not None:
                 self._running.left_because = "client-stalled"
             self.transport.abort()
@@ -159,12 +144,12 @@ class ClientConnection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._running is not None and not self._is_ending:
-            self._set_deadline(self._front.bounds.send_s)
+            self._deadline.set(self._front.bounds.send_s)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._running is not None and not self._is_ending:
-            self._deadline_s = None
+            self._deadline.clear()
 
     # What comes in
 
@@ -211,7 +196,7 @@ class ClientConnection(HttpToolsProtocol):
             self._refuse(refusals.HEAD_TOO_LARGE if self.headers else refusals.URL_TOO_LONG)
         elif self._num_begun and self._running is None:
             self._front.works(self)
-            self._set_deadline(self._front.bounds.head_s)
+            self._deadline.set(self._front.bounds.head_s)
 
     def _not_understood(self, error: httptools.HttpParserError) -> None:
         cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else None
@@ -311,9 +296,9 @@ class ClientConnection(HttpToolsProtocol):
     def _begin(self, cycle: Cycle) -> None:
         self._running = cycle
         self._front.works(self)
-        self._deadline_s = None
+        self._deadline.clear()
         if self.flow.write_paused:
-            self._set_deadline(self._front.bounds.send_s)
+            self._deadline.set(self._front.bounds.send_s)
         task = self.loop.create_task(cycle.run(self.app))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
@@ -340,7 +325,7 @@ class ClientConnection(HttpToolsProtocol):
         elif self._is_deaf:
             self._end(lingers=True)
         elif self._in_head:
-            self._set_deadline(self._front.bounds.head_s)
+            self._deadline.set(self._front.bounds.head_s)
         else:
             self._front.rests(self)
-            self._set_deadline(self._front.bounds.keep_alive_s)
+            self._deadline.set(self._front.bounds.keep_alive_s)
