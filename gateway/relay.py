@@ -24,9 +24,11 @@ from .dispatcher import Place
 from .eager import Pending, begin
 from .engine_timing import EngineTiming, read_engine_timing
 from .errors import GatewayError, Headers, ResponseBroken
-from .sse import CommentInserter, StreamScanner, Usage
+from .sse import StreamScanner
+from .sse_comment import CommentInserter
 from .upstream import Exchange
 from .upstream_errors import UpstreamError
+from .usage import Usage
 
 # A send that takes longer waited for the client, and its time is the client's.
 SLOW_SEND_S = 0.001

@@ -8,11 +8,12 @@ differs from the one before in nothing but the text in it, and that is seen with
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
 from .errors import Headers
+from .usage import Usage, read_usage, usage_of_answer
 
 END_MARKER = b"[DONE]"
 # An event larger than this is passed on as any other, but not looked into.
@@ -24,36 +25,6 @@ _TEXT = re.compile(
 _MAX_SHAPE_BYTES = 4096
 # Looking for a byte by its number takes a tenth of the time.
 _LF, _CR, _QUOTE, _BACKSLASH = b'\n\r"\\'
-
-
-class Usage(NamedTuple):
-    """What a replica said it counted; vLLM's measured times in seconds where it sends them. None: it didn't say."""
-
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    cached_tokens: int | None = None
-    queue_s: float | None = None
-    prefill_s: float | None = None
-
-
-def read_usage(answer: object) -> Usage | None:
-    """The usage in a parsed answer or chunk, None if there is none. Members of unexpected types count as unsaid."""
-    if type(answer) is not dict:
-        return None
-    usage = answer.get("usage")
-    if type(usage) is not dict:
-        return None
-    details = usage.get("prompt_tokens_details")
-    metrics = answer.get("metrics")
-    details = details if type(details) is dict else {}
-    metrics = metrics if type(metrics) is dict else {}
-    return Usage(
-        prompt_tokens=read_count(usage.get("prompt_tokens")),
-        output_tokens=read_count(usage.get("completion_tokens")),
-        cached_tokens=read_count(details.get("cached_tokens")),
-        queue_s=_seconds(metrics.get("queue_time_ms")),
-        prefill_s=_seconds(metrics.get("time_to_first_token_ms")),
-    )
 
 
 class StreamScanner:
@@ -263,79 +234,3 @@ def has_content(chunk: dict[str, Any]) -> bool:
         if type(delta) is dict and any(value for name, value in delta.items() if name != "role"):
             return True
     return False
-
-
-_EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-# At the start of an event: that is where held bytes begin (stray blank lines apart), or behind a blank line.
-_END_EVENT = re.compile(rb"(?:\A[\r\n]*|(?<=\n\n)|(?<=\r\n\r\n)|(?<=\r\r))(data: ?\[DONE\] *)(?=[\r\n])")
-_MAX_HELD_BYTES = 1 << 16
-
-
-class CommentInserter:
-    """Puts one comment before the end marker of a stream, for callers that asked for it.
-
-    Bytes of an unfinished event are held back until the event is whole, as the end marker may be among them; they
-    are bounded, and past the bound the rest of the stream passes as it comes, without a comment.
-    """
-
-    __slots__ = ("_held", "_is_done")
-
-    def __init__(self) -> None:
-        self._held = b""
-        self._is_done = False
-
-    def feed(self, piece: bytes) -> tuple[bytes, bytes | None]:
-        """The bytes to send now. If the end marker is next, `(before, rest)`: the comment belongs in between."""
-        if self._is_done:
-            return piece, None
-        held = self._held + piece
-        marker = _END_EVENT.search(held)
-        if marker is not None:
-            self._is_done, self._held = True, b""
-            return held[: marker.start(1)], held[marker.start(1) :]
-        if len(held) > _MAX_HELD_BYTES:
-            self._is_done, self._held = True, b""
-            return held, None
-        end = 0
-        for match in _EVENT_END.finditer(held):
-            end = match.end()
-        self._held = held[end:]
-        return held[:end], None
-
-    def flush(self) -> bytes:
-        """What is still held when the stream ends without the marker."""
-        held, self._held = self._held, b""
-        return held
-
-
-def usage_of_answer(
-    body: bytes, read: Callable[[object], Usage | None] = read_usage, *, max_bytes: int = 1 << 18
-) -> Usage | None:
-    """The usage of a whole answer, None if it has none that can be found.
-
-    Up to `max_bytes` the answer is parsed; of a larger one only an object `usage` in its last 16 KiB is, as every
-    known server writes it behind the choices.
-    """
-    if len(body) > max_bytes:
-        tail = body[-(1 << 14) :]
-        start = tail.rfind(b'"usage"')
-        end = tail.find(b"}", start)
-        while start >= 0 and end >= 0:
-            try:
-                return read(orjson.loads(b"{" + tail[start : end + 1] + b"}"))
-            except orjson.JSONDecodeError:
-                end = tail.find(b"}", end + 1)
-        return None
-    try:
-        return read(orjson.loads(body))
-    except orjson.JSONDecodeError:
-        return None
-
-
-def read_count(value: object) -> int | None:
-    """A count of tokens; None for what is none."""
-    return value if type(value) is int and value >= 0 else None
-
-
-def _seconds(value: object) -> float | None:
-    return value / 1e3 if (type(value) is float or type(value) is int) and value >= 0 else None

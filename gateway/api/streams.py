@@ -8,7 +8,8 @@ JSON string a quote is escaped, so what is looked for can't be text of the answe
 from typing import Any
 
 from ..errors import Headers
-from ..sse import StreamScanner, Usage, read_count, read_usage
+from ..sse import StreamScanner
+from ..usage import Usage, read_count, read_usage
 
 
 def read_named_usage(answer: object) -> Usage | None:

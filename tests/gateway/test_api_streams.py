@@ -17,7 +17,8 @@ from gateway.api.streams import (
     read_messages_usage,
     read_named_usage,
 )
-from gateway.sse import StreamScanner, Usage, usage_of_answer
+from gateway.sse import StreamScanner
+from gateway.usage import Usage, usage_of_answer
 from tests.support.asgi import HandDriven
 from tests.support.fake_messages import CLOSING, CONTENT, OPENING, STREAM, FakeMessages, content_delta, named_event
 from tests.support.fake_replica import DONE, FakeReplica, delta, streams

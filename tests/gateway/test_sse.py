@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.sse import MAX_EVENT_BYTES, CommentInserter, StreamScanner, Usage, has_content, read_usage, usage_of_answer
+from gateway.sse import MAX_EVENT_BYTES, StreamScanner, has_content
+from gateway.sse_comment import CommentInserter
+from gateway.usage import Usage, read_usage, usage_of_answer
 from tests.support.fake_replica import DONE, delta, event, finish, usage_event
 
 
