@@ -1,17 +1,14 @@
-"""Every Prometheus name of the gateway.
+"""The Prometheus names of the gateway; those of what is read when the page is asked for are in `live_metrics.py`.
 
 Labels are bounded: lanes, layers, routes, outcomes and reasons are words of ours, replicas those of the configuration,
 tenants those of the key file, of which only so many get series of their own.
-Figures that exist anyway (queued, in flight, available) are read when the page is asked for, never kept twice.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from policies.dispatch import DispatchCore
@@ -19,7 +16,6 @@ from policies.types import Lane
 
 from .attribution import Layer, Record
 from .front import Front
-from .replica import Replica
 from .series import Distribution, Families
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -52,23 +48,6 @@ OTHER_TENANTS = "other"
 
 NO_LANE = "none"
 """Of requests that ended before they got one."""
-
-
-class Replicas(Protocol):
-    def all(self) -> list[Replica]: ...
-
-
-class Keys(Protocol):
-    is_refused: bool
-
-    @property
-    def has_keys(self) -> bool: ...
-    @property
-    def num_keys(self) -> int: ...
-    @property
-    def num_in_flight(self) -> int: ...
-    @property
-    def in_flight_tokens(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -189,7 +168,7 @@ class Metrics:
         front: Front | None = None,
     ) -> None:
         """Adds what is read from its owners whenever the page is asked for. Once."""
-        self.registry.register(_Live(core, pool, num_counts_waiting, encoders, num_lines_dropped, keys, front))
+        self.registry.register(Live(core, pool, num_counts_waiting, encoders, num_lines_dropped, keys, front))
 
     def observe(self, record: Record) -> None:
         """A request ended, however it did."""
@@ -248,114 +227,3 @@ class Metrics:
     def render(self) -> tuple[bytes, str]:
         """The page in Prometheus text format, and its content type."""
         return self.families.render() + generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
-
-
-class _Live:
-    """What is so at this moment, asked of whoever owns it."""
-
-    def __init__(
-        self,
-        core: DispatchCore,
-        pool: Replicas,
-        num_counts_waiting: Callable[[], int],
-        encoders: Callable[[], Mapping[str, str]],
-        num_lines_dropped: Callable[[], int],
-        keys: Keys | None,
-        front: Front | None,
-    ) -> None:
-        self._core = core
-        self._pool = pool
-        self._num_counts_waiting = num_counts_waiting
-        self._encoders = encoders
-        self._num_lines_dropped = num_lines_dropped
-        self._keys = keys
-        self._front = front
-
-    def collect(self) -> Iterator[Metric]:
-        if self._front is not None:
-            yield GaugeMetricFamily(
-                "tailgate_client_connections", "Open connections of clients.", value=self._front.num_open
-            )
-            refused = CounterMetricFamily(
-                "tailgate_refused_total", "Refused before they were requests, by reason.", labels=["reason"]
-            )
-            for reason, count in self._front.refused.items():
-                refused.add_metric([reason], count)
-            yield refused
-        queued = GaugeMetricFamily("tailgate_requests_queued", "Requests waiting for dispatch.", labels=["lane"])
-        by_lane = self._core.queued_by_lane()
-        for lane in Lane:
-            queued.add_metric([lane.value], by_lane.get(lane, 0))
-        yield queued
-        yield GaugeMetricFamily(
-            "tailgate_requests_in_flight", "Calls that hold a slot on a replica.", value=self._core.num_in_flight
-        )
-        tokens = GaugeMetricFamily(
-            "tailgate_in_flight_tokens",
-            "Prompt and predicted output tokens in flight, as counted here.",
-            labels=["replica"],
-        )
-        available = GaugeMetricFamily(
-            "tailgate_replica_available", "Whether a replica takes new work (1) or not (0).", labels=["replica"]
-        )
-        running = GaugeMetricFamily(
-            "tailgate_replica_requests_running", "Running requests, as the replica says.", labels=["replica"]
-        )
-        waiting = GaugeMetricFamily(
-            "tailgate_replica_requests_waiting", "Requests in the replica's own queue.", labels=["replica"]
-        )
-        usage = GaugeMetricFamily(
-            "tailgate_replica_kv_cache_usage_ratio", "Share of the replica's KV cache in use.", labels=["replica"]
-        )
-        for replica in self._pool.all():
-            name = [replica.replica_id]
-            tokens.add_metric(name, self._core.in_flight_tokens(replica.replica_id))
-            available.add_metric(name, float(replica.is_available))
-            if (load := replica.load) is not None:
-                for family, value in (
-                    (running, load.num_running),
-                    (waiting, load.num_waiting),
-                    (usage, load.kv_usage_ratio),
-                ):
-                    if value is not None:
-                        family.add_metric(name, value)
-        yield from (tokens, available, running, waiting, usage)
-        yield GaugeMetricFamily("tailgate_tasks", "Tasks of the event loop that haven't ended.", value=_num_tasks())
-        yield GaugeMetricFamily(
-            "tailgate_tokenizer_waiting", "Prompts waiting for a tokenizer thread.", value=self._num_counts_waiting()
-        )
-        encoders = GaugeMetricFamily(
-            "tailgate_tokenizer_info", "What counts the tokens of a model here.", labels=["model", "encoder"]
-        )
-        for model, encoder in self._encoders().items():
-            encoders.add_metric([model, encoder], 1)
-        yield encoders
-        yield CounterMetricFamily(
-            "tailgate_access_log_dropped_total",
-            "Lines of the access log that were lost.",
-            value=self._num_lines_dropped(),
-        )
-        if self._keys is not None and self._keys.has_keys:
-            yield GaugeMetricFamily("tailgate_keys", "API keys that count now.", value=self._keys.num_keys)
-            yield GaugeMetricFamily(
-                "tailgate_limited_requests_in_flight",
-                "Requests being served whose keys have limits.",
-                value=self._keys.num_in_flight,
-            )
-            yield GaugeMetricFamily(
-                "tailgate_limited_tokens_in_flight",
-                "Tokens that they hold of their keys' limits.",
-                value=self._keys.in_flight_tokens,
-            )
-            yield GaugeMetricFamily(
-                "tailgate_key_file_refused",
-                "Whether the key file as it is was refused (1), so that the keys from before count.",
-                value=float(self._keys.is_refused),
-            )
-
-
-def _num_tasks() -> int:
-    try:
-        return len(asyncio.all_tasks())
-    except RuntimeError:  # asked outside of the loop
-        return 0
