@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection to a replica: an asyncio.Protocol around httptools' response parser.
+"""One HTTP/1.1 connection to a replica: an asyncio.Protocol that reads responses.
 
 It carries one exchange at a time: `begin`, `write`, `wait_head`, the body, and then it is reusable or not. The body is
 poured into a sink straight from the socket's callback, without waking a task for each piece, or read piece by piece.
@@ -12,17 +12,16 @@ from typing import cast
 
 import httptools
 
-from .errors import Headers
+from .response_reader import ResponseReader
 from .upstream_errors import UpstreamClosed, UpstreamError, UpstreamGarbled, UpstreamTimeout
 
 HIGH_WATER_BYTES = 1 << 16
 MAX_HEAD_BYTES = 1 << 16
 # The loop's clock may be coarser than its timers (uvloop: milliseconds).
 _TIMER_GRAIN_S = 0.001
-_BODYLESS = frozenset({204, 304})
 
 
-class Connection(asyncio.Protocol):
+class Connection(ResponseReader, asyncio.Protocol):
     """A connection that belongs to one exchange, or to none while it idles in a pool.
 
     `on_lost` is called once, when the connection is gone. `has_answered` says whether any byte of the present
@@ -31,19 +30,14 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_buffered_bytes",
         "_deadline_s",
         "_error",
         "_head_bytes",
         "_is_active",
-        "_is_for_head",
         "_is_paused",
-        "_keeps_alive",
         "_limit_s",
         "_loop",
         "_on_lost",
-        "_parser",
-        "_pieces",
         "_sink",
         "_timer",
         "_timer_s",
@@ -51,19 +45,15 @@ class Connection(asyncio.Protocol):
         "_waiter",
         "_write_paused",
         "has_answered",
-        "has_head",
-        "headers",
         "idle_since_s",
         "is_closed",
-        "is_complete",
-        "status",
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_lost: Callable[["Connection"], None]) -> None:
+        super().__init__()
         self._loop = loop
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
@@ -75,26 +65,18 @@ class Connection(asyncio.Protocol):
         self._is_active = False
         self.is_closed = False
         self.idle_since_s = 0.0
-        self._reset(is_for_head=False)
-
-    def _reset(self, *, is_for_head: bool) -> None:
-        self._is_for_head = is_for_head
-        self.status = 0
-        self.headers: Headers = []
         self._head_bytes = 0
-        self.has_head = False
         self.has_answered = False
-        self.is_complete = False
-        self._keeps_alive = False
         self._error: UpstreamError | None = None
-        self._pieces: list[bytes] = []
-        self._buffered_bytes = 0
 
     # The exchange
 
     def begin(self, *, is_for_head: bool = False) -> None:
         """Start an exchange. `is_for_head`: the request is a HEAD, so its response has no body whatever it says."""
-        self._reset(is_for_head=is_for_head)
+        self._expect_response(is_for_head=is_for_head)
+        self._head_bytes = 0
+        self.has_answered = False
+        self._error = None
         self._is_active = True
 
     async def write(self, data: bytes) -> None:
@@ -153,13 +135,6 @@ class Connection(asyncio.Protocol):
         self._resume_reading()
         return data
 
-    def _take(self) -> bytes:
-        pieces = self._pieces
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
-        self._buffered_bytes = 0
-        return data
-
     async def peek(self) -> bytes:
         """What `read` would return, left for it. Raises UpstreamError."""
         while not self._pieces and not self.is_complete:
@@ -197,9 +172,7 @@ class Connection(asyncio.Protocol):
             and not transport.is_closing()
             and not transport.get_write_buffer_size()
         ):
-            if self._is_for_head:
-                # The parser waits for a body that doesn't come; a new one knows nothing of it.
-                self._parser = httptools.HttpResponseParser(self)
+            self._renew_parser()
             return True
         self.abort()
         return False
@@ -318,47 +291,3 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._write_paused = False
         self._wake()
-
-    # httptools
-
-    def on_message_begin(self) -> None:
-        if self.has_head:
-            # A second answer to one request: whatever it is, this connection can't be trusted with another.
-            self._keeps_alive = False
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.has_head:  # afterwards they are trailers, which end with this hop
-            self.headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        if self.has_head:
-            return
-        status = self._parser.get_status_code()
-        if not 100 <= status < 600:  # RFC 9110, 15: not valid
-            raise httptools.HttpParserError("a status that doesn't exist")
-        if status < 200:
-            if status == 101:
-                raise httptools.HttpParserError("an upgrade that wasn't asked for")
-            self.headers = []
-            return
-        self.status = status
-        self.has_head = True
-        self._keeps_alive = self._parser.should_keep_alive()
-        if self._is_for_head:
-            self.is_complete = True
-
-    def _ends_with_connection(self) -> bool:
-        """Whether the end of the connection is the end of the body, which nothing else frames."""
-        return self.status not in _BODYLESS and not any(
-            name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower())
-            for name, value in self.headers
-        )
-
-    def on_body(self, body: bytes) -> None:
-        if not self.is_complete:
-            self._pieces.append(body)
-            self._buffered_bytes += len(body)
-
-    def on_message_complete(self) -> None:
-        if self.has_head:
-            self.is_complete = True
