@@ -20,6 +20,7 @@ from .admin import AdminState, build_admin_app
 from .admin_access import AdminAccess
 from .api import routes
 from .attribution import Record
+from .calling import Caller
 from .config import GatewayConfig
 from .config_errors import ConfigError
 from .cors import Cors
@@ -85,16 +86,24 @@ class Gateway:
             keys=self.keys,
             front=self.front,
         )
-        self._handler = Handler(
-            bounds=_bounds(config),
+        self._caller = Caller(
+            max_attempts=config.limits.max_attempts,
+            retries=_retry_budget(config),
             pool=self.pool,
             upstreams=self.upstreams,
             unanswered=self._unanswered,
             counter=self.tokens,
+            can_serve=self.core.can_serve,
+            clock=clock,
+        )
+        self._handler = Handler(
+            bounds=_bounds(config),
+            pool=self.pool,
+            counter=self.tokens,
             dispatcher=self.dispatcher,
             draining=self.drain,
             keys=self.keys,
-            retries=_retry_budget(config),
+            caller=self._caller,
             clock=clock,
             rng=rng,
             finished=self._finished,
@@ -189,7 +198,8 @@ class Gateway:
         self.front.bounds = _connection_bounds(config)
         self.drain.grace_s, self.drain.unready_s = config.timeouts.drain_s, config.timeouts.unready_s
         self._cors = _cors(config)
-        self._handler.reconfigure(_bounds(config), _retry_budget(config))
+        self._handler.reconfigure(_bounds(config))
+        self._caller.max_attempts, self._caller.retries = config.limits.max_attempts, _retry_budget(config)
         if config.policy != before.policy:
             self.dispatcher.set_policy(build_policy(config.policy.spec()))
         kept = {replica.id: replica.url for replica in config.replicas} if config.timeouts == before.timeouts else {}
@@ -230,7 +240,6 @@ def _bounds(config: GatewayConfig) -> Bounds:
     return Bounds(
         max_body_bytes=limits.max_body_bytes,
         max_json_depth=limits.max_json_depth,
-        max_attempts=limits.max_attempts,
         receive_s=timeouts.receive_s,
         queue_s=timeouts.queue_s,
     )

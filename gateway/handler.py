@@ -11,21 +11,20 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from policies.types import Call, Lane, Outcome, Reason
+from policies.types import Reason
 
-from .api import openai, tgi
+from .api import openai
 from .api.fields import RequestFields
-from .api.openai import RequestHead
 from .api.openai_fields import TGI
 from .api.routes import Route
 from .attribution import Layer, Record
+from .calling import Caller
 from .context_length import check_length, exact_if_too_long, longest_prompt_tokens
 from .disconnect import Client, Message, Receive, Send
 from .dispatcher import Dispatcher, Place
 from .errors import (
     ClientLeft,
     GatewayError,
-    Headers,
     InternalError,
     MethodNotAllowed,
     ResponseBroken,
@@ -37,64 +36,34 @@ from .keys import Key, presented
 from .late_count import LateCount
 from .light import LightPlace
 from .overload_errors import Overloaded
-from .relay import Relay
 from .request import Request
 from .request_id import RequestIds
-from .retry_budget import RetryBudget
+from .sending import Sending
 from .tokens import TokenCount
-from .unanswered import UnansweredCalls
 from .unpack import unpack
-from .upstream import Upstreams
-from .upstream_errors import ConnectFailed, UpstreamClosed, UpstreamError
 
 logger = logging.getLogger(__name__)
 
 # nginx's status for a client that closed its connection: for the record only, nobody is there to read it.
 CLIENT_LEFT_STATUS = 499
-# Statuses that say "not me, not now": another replica may take the request.
-_ELSEWHERE = frozenset({429, 503})
-# Statuses that speak against a replica. 4xx are the caller's doing, 501 its question, 503 says "not now".
-_BROKEN = frozenset({500, 502, 504})
-
-
-class ReplicaView(Protocol):
-    """What the handler needs to know of a replica."""
-
-    @property
-    def replica_id(self) -> str: ...
-    @property
-    def models(self) -> frozenset[str]: ...
-
-    def wire_name(self, model: str) -> str: ...
-
-    url: str
-    kind: str
-    authorization: str | None
-    priority_scheduling: bool
 
 
 class Pool(Protocol):
     """What the handler asks the pool of replicas."""
 
-    def get(self, replica_id: str) -> Any: ...
     def all(self) -> Iterable[Any]: ...
     def resolve(self, model: str | None) -> str | None: ...
     def only_model(self, feature: str) -> str | None: ...
     @property
     def default_model(self) -> str | None: ...
-    def report_failure(self, replica_id: str) -> None: ...
-    def report_refused(self, replica_id: str) -> None: ...
-    def report_answered(self, replica_id: str) -> None: ...
-    def report_success(self, replica_id: str) -> None: ...
 
 
 class Counter(Protocol):
-    """Counts prompt tokens, and learns from what replicas counted."""
+    """Counts prompt tokens."""
 
     async def count(
         self, fields: RequestFields, model: str, replicas: Any, tenant: str, *, waits: bool
     ) -> TokenCount: ...
-    def learn(self, model: str, num_body_bytes: int, prompt_tokens: int) -> None: ...
 
 
 class Draining(Protocol):
@@ -107,11 +76,10 @@ class Draining(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits of one request: bytes, seconds, levels of JSON, replicas tried."""
+    """Limits of one request: bytes, seconds, levels of JSON."""
 
     max_body_bytes: int
     max_json_depth: int
-    max_attempts: int
     receive_s: float
     queue_s: float
 
@@ -127,34 +95,29 @@ class Handler:
         *,
         bounds: Bounds,
         pool: Pool,
-        upstreams: Upstreams,
-        unanswered: UnansweredCalls,
         counter: Counter,
         dispatcher: Dispatcher,
         draining: Draining,
         keys: KeyRing,
-        retries: RetryBudget,
+        caller: Caller,
         clock: Callable[[], float],
         rng: random.Random,
         finished: Callable[[Record], None],
     ) -> None:
         self._bounds = bounds
         self._pool = pool
-        self._upstreams = upstreams
-        self._unanswered = unanswered
         self._counter = counter
         self._dispatcher = dispatcher
         self._draining = draining
         self._keys = keys
-        self._retries = retries
+        self._caller = caller
         self._clock = clock
         self._ids = RequestIds(rng)
         self._finished = finished
 
-    def reconfigure(self, bounds: Bounds, retries: RetryBudget) -> None:
+    def reconfigure(self, bounds: Bounds) -> None:
         """For requests that come from now on."""
         self._bounds = bounds
-        self._retries = retries
 
     async def __call__(self, route: Route, scope: Message, receive: Receive, send: Send) -> None:
         """An ASGI application for requests to this route."""
@@ -239,8 +202,8 @@ class Handler:
                         record.predicted_output_tokens = place.admitted.predicted_output_tokens
                         if record.declared_lane not in (None, record.lane):
                             record.reason = record.lane_why
-                    await self._answer(
-                        _Sending(
+                    await self._caller.answer(
+                        Sending(
                             client,
                             send,
                             head,
@@ -303,152 +266,3 @@ class Handler:
             deadline_s=record.arrival_s + self._bounds.queue_s,
             feature=feature,
         )
-
-    async def _answer(self, sending: "_Sending", place: Place, record: Record) -> None:
-        """Call replicas until one answers, at most as many as allowed."""
-        tried: set[str] = set()
-        self._retries.requested(self._clock())
-        while True:
-            if place.call is None:
-                call = await place.next_call()
-                if call.waited_for is not None:
-                    record.notes[Layer.QUEUE] = call.waited_for.value
-                    record.reason = record.reason or call.waited_for.value
-            else:
-                call = place.call
-            tried.add(call.replica_id)
-            try:
-                await self._attempt(sending, place, call, record, tried)
-            except _ElsewhereError as failure:
-                record.fail_attempt(self._clock(), failure.note)
-                place.end_call(Outcome.DROPPED)
-                place.requeue(tried)
-            except _StoppedError:
-                record.enter(Layer.SLICE_WAIT, self._clock())
-                tried.discard(call.replica_id)
-                place.end_call(Outcome.IGNORED)
-            else:
-                return
-
-    def _may_retry(self, record: Record, place: Place, tried: set[str]) -> bool:
-        return (
-            record.attempt < self._bounds.max_attempts
-            and self._dispatcher.core.can_serve(place.request.model, tried, feature=place.request.feature)
-            and self._retries.take(self._clock())
-        )
-
-    async def _attempt(self, sending: "_Sending", place: Place, call: Call, record: Record, tried: set[str]) -> None:
-        """One call. Raises _ElsewhereError or _StoppedError, which leave the request to be called again."""
-        record.begin_attempt(self._clock(), call.replica_id, call.why)
-        replica = self._pool.get(call.replica_id)
-        upstream = self._upstreams.of(call.replica_id, replica.url)
-        body = sending.body_for(replica, place.request.model)
-        exchange = upstream.exchange(sending.head_for(replica, call.lane, upstream.authority, len(body)), body)
-        place.on_stop = exchange.stop
-        relay = Relay(
-            exchange,
-            place,
-            sending.client,
-            sending.send,
-            record,
-            self._clock,
-            scanner=sending.route.scanner,
-            errors=sending.route.errors,
-            wants_timing=sending.head.wants_timing,
-        )
-        unanswered = self._unanswered.add(call.replica_id, exchange, lambda: self._may_retry(record, place, tried))
-        try:
-            await exchange.send()
-            relay.request_written()
-            status, headers = await exchange.head()
-            self._unanswered.remove(call.replica_id, unanswered)
-            if status < 500:
-                self._pool.report_answered(call.replica_id)
-            is_busy = status in _ELSEWHERE or (
-                replica.kind == "tgi" and record.streams and tgi.is_overloaded(await exchange.peek())
-            )
-            if is_busy and self._may_retry(record, place, tried):
-                raise _ElsewhereError(f"{call.replica_id}: status {status}")
-            place.on_stop = None
-            await relay.run(status, headers)
-            if status < 400:
-                self._pool.report_success(call.replica_id)
-            elif status in _BROKEN:
-                self._pool.report_failure(call.replica_id)
-            self._learn(relay, record, len(sending.body))
-        except UpstreamError as error:
-            if place.is_stopping and isinstance(error, UpstreamClosed):
-                raise _StoppedError from error
-            if isinstance(error, ConnectFailed) and error.is_refused:
-                self._pool.report_refused(call.replica_id)
-            else:
-                self._pool.report_failure(call.replica_id)
-            if unanswered.is_given_up or self._may_retry(record, place, tried):
-                raise _ElsewhereError(f"{call.replica_id}: {error.reason}") from error
-            place.end_call(Outcome.DROPPED)
-            raise
-        except ResponseBroken as broken:
-            if isinstance(broken.__cause__, UpstreamError):
-                self._pool.report_failure(call.replica_id)
-            raise
-        finally:
-            place.on_stop = None
-            self._unanswered.remove(call.replica_id, unanswered)
-            exchange.close()
-
-    def _learn(self, relay: Relay, record: Record, num_body_bytes: int) -> None:
-        if relay.usage is not None and relay.usage.prompt_tokens:
-            self._counter.learn(record.model, num_body_bytes, relay.usage.prompt_tokens)
-
-
-@dataclass(slots=True)
-class _Sending:
-    """What is sent on, whichever replica it goes to."""
-
-    client: Client
-    send: Send
-    head: RequestHead
-    body: bytes
-    route: Route
-    raw_headers: Headers
-    query: bytes
-    feature: str
-    model: str | None
-    """As the client called it."""
-    is_restricted: bool
-    """Whether the client may not use every model."""
-
-    def body_for(self, replica: ReplicaView, model: str) -> bytes:
-        """As it came, but for the model's name where this replica has another one for it.
-
-        Of a restricted client it is written anew: a second one in the body might be the one that the replica takes.
-        """
-        name = replica.wire_name(model)
-        if self.feature == TGI or (name == self.model and not self.is_restricted):
-            return self.body
-        return self.route.rename(self.body, self.raw_headers, name)
-
-    def head_for(self, replica: ReplicaView, lane: Lane, authority: str, num_body_bytes: int) -> bytes:
-        start = self.route.request_start
-        target = b"%b?%b" % (start, self.query) if self.query else start
-        prefix = b"%b HTTP/1.1\r\nhost: %b\r\n" % (target, authority.encode())
-        authorization = replica.authorization
-        return openai.request_bytes(
-            prefix,
-            self.head,
-            num_body_bytes,
-            authorization=None if authorization is None else authorization.encode(),
-            priority_lane=lane if replica.priority_scheduling else None,
-        )
-
-
-class _ElsewhereError(Exception):
-    """The attempt failed before anything was sent to the client, and another replica may do better."""
-
-    def __init__(self, note: str) -> None:
-        super().__init__(note)
-        self.note = note
-
-
-class _StoppedError(Exception):
-    """The core had the call closed; it will dispatch the request again."""

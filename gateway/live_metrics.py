@@ -1,5 +1,6 @@
 """Figures that exist anyway: asked of their owners whenever the page is asked for, and never kept twice."""
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 

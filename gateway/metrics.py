@@ -16,6 +16,7 @@ from policies.types import Lane
 
 from .attribution import Layer, Record
 from .front import Front
+from .live_metrics import Keys, Live, Replicas
 from .series import Distribution, Families
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)

@@ -1,0 +1,177 @@
+"""Calling replicas until one answers: attempts, retries, and what each says of its replica."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from policies.types import Call, Outcome
+
+from .api import tgi
+from .attribution import Layer, Record
+from .dispatcher import Place
+from .errors import ResponseBroken
+from .relay import Relay
+from .retry_budget import RetryBudget
+from .sending import Sending
+from .unanswered import UnansweredCalls
+from .upstream import Upstreams
+from .upstream_errors import ConnectFailed, UpstreamClosed, UpstreamError
+
+# Statuses that say "not me, not now": another replica may take the request.
+_ELSEWHERE = frozenset({429, 503})
+# Statuses that speak against a replica. 4xx are the caller's doing, 501 its question, 503 says "not now".
+_BROKEN = frozenset({500, 502, 504})
+
+
+class Replicas(Protocol):
+    """What calls ask the pool of replicas, and tell it."""
+
+    def get(self, replica_id: str) -> Any: ...
+    def report_failure(self, replica_id: str) -> None: ...
+    def report_refused(self, replica_id: str) -> None: ...
+    def report_answered(self, replica_id: str) -> None: ...
+    def report_success(self, replica_id: str) -> None: ...
+
+
+class Learner(Protocol):
+    """Learns from what replicas counted."""
+
+    def learn(self, model: str, num_body_bytes: int, prompt_tokens: int) -> None: ...
+
+
+class CanServe(Protocol):
+    """Whether a replica outside `exclude` could take a request; see `DispatchCore.can_serve`."""
+
+    def __call__(self, model: str, exclude: set[str], *, feature: str | None) -> bool: ...
+
+
+class Caller:
+    """One for the whole gateway; it keeps no state of a request. `max_attempts` and `retries` may be replaced."""
+
+    def __init__(
+        self,
+        *,
+        max_attempts: int,
+        retries: RetryBudget,
+        pool: Replicas,
+        upstreams: Upstreams,
+        unanswered: UnansweredCalls,
+        counter: Learner,
+        can_serve: CanServe,
+        clock: Callable[[], float],
+    ) -> None:
+        self.max_attempts = max_attempts
+        self.retries = retries
+        self._pool = pool
+        self._upstreams = upstreams
+        self._unanswered = unanswered
+        self._counter = counter
+        self._can_serve = can_serve
+        self._clock = clock
+
+    async def answer(self, sending: Sending, place: Place, record: Record) -> None:
+        """Call replicas until one answers, at most as many as allowed."""
+        tried: set[str] = set()
+        self.retries.requested(self._clock())
+        while True:
+            if place.call is None:
+                call = await place.next_call()
+                if call.waited_for is not None:
+                    record.notes[Layer.QUEUE] = call.waited_for.value
+                    record.reason = record.reason or call.waited_for.value
+            else:
+                call = place.call
+            tried.add(call.replica_id)
+            try:
+                await self._attempt(sending, place, call, record, tried)
+            except _ElsewhereError as failure:
+                record.fail_attempt(self._clock(), failure.note)
+                place.end_call(Outcome.DROPPED)
+                place.requeue(tried)
+            except _StoppedError:
+                record.enter(Layer.SLICE_WAIT, self._clock())
+                tried.discard(call.replica_id)
+                place.end_call(Outcome.IGNORED)
+            else:
+                return
+
+    def _may_retry(self, record: Record, place: Place, tried: set[str]) -> bool:
+        return (
+            record.attempt < self.max_attempts
+            and self._can_serve(place.request.model, tried, feature=place.request.feature)
+            and self.retries.take(self._clock())
+        )
+
+    async def _attempt(self, sending: Sending, place: Place, call: Call, record: Record, tried: set[str]) -> None:
+        """One call. Raises _ElsewhereError or _StoppedError, which leave the request to be called again."""
+        record.begin_attempt(self._clock(), call.replica_id, call.why)
+        replica = self._pool.get(call.replica_id)
+        upstream = self._upstreams.of(call.replica_id, replica.url)
+        body = sending.body_for(replica, place.request.model)
+        exchange = upstream.exchange(sending.head_for(replica, call.lane, upstream.authority, len(body)), body)
+        place.on_stop = exchange.stop
+        relay = Relay(
+            exchange,
+            place,
+            sending.client,
+            sending.send,
+            record,
+            self._clock,
+            scanner=sending.route.scanner,
+            errors=sending.route.errors,
+            wants_timing=sending.head.wants_timing,
+        )
+        unanswered = self._unanswered.add(call.replica_id, exchange, lambda: self._may_retry(record, place, tried))
+        try:
+            await exchange.send()
+            relay.request_written()
+            status, headers = await exchange.head()
+            self._unanswered.remove(call.replica_id, unanswered)
+            if status < 500:
+                self._pool.report_answered(call.replica_id)
+            is_busy = status in _ELSEWHERE or (
+                replica.kind == "tgi" and record.streams and tgi.is_overloaded(await exchange.peek())
+            )
+            if is_busy and self._may_retry(record, place, tried):
+                raise _ElsewhereError(f"{call.replica_id}: status {status}")
+            place.on_stop = None
+            await relay.run(status, headers)
+            if status < 400:
+                self._pool.report_success(call.replica_id)
+            elif status in _BROKEN:
+                self._pool.report_failure(call.replica_id)
+            self._learn(relay, record, len(sending.body))
+        except UpstreamError as error:
+            if place.is_stopping and isinstance(error, UpstreamClosed):
+                raise _StoppedError from error
+            if isinstance(error, ConnectFailed) and error.is_refused:
+                self._pool.report_refused(call.replica_id)
+            else:
+                self._pool.report_failure(call.replica_id)
+            if unanswered.is_given_up or self._may_retry(record, place, tried):
+                raise _ElsewhereError(f"{call.replica_id}: {error.reason}") from error
+            place.end_call(Outcome.DROPPED)
+            raise
+        except ResponseBroken as broken:
+            if isinstance(broken.__cause__, UpstreamError):
+                self._pool.report_failure(call.replica_id)
+            raise
+        finally:
+            place.on_stop = None
+            self._unanswered.remove(call.replica_id, unanswered)
+            exchange.close()
+
+    def _learn(self, relay: Relay, record: Record, num_body_bytes: int) -> None:
+        if relay.usage is not None and relay.usage.prompt_tokens:
+            self._counter.learn(record.model, num_body_bytes, relay.usage.prompt_tokens)
+
+
+class _ElsewhereError(Exception):
+    """The attempt failed before anything was sent to the client, and another replica may do better."""
+
+    def __init__(self, note: str) -> None:
+        super().__init__(note)
+        self.note = note
+
+
+class _StoppedError(Exception):
+    """The core had the call closed; it will dispatch the request again."""
