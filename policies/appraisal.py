@@ -6,25 +6,32 @@ from .types import Outcome, Sample
 
 
 def estimate(policy: Policy, job: Job) -> None:
-    """Predict output, cost and budget, and from them the key that orders it."""
+    """Predict output, cost and budget."""
     request = job.request
     job.predicted_output_tokens = policy.output.predict(request)
     job.cost_s = policy.cost.cost_s(request.prompt_tokens, job.predicted_output_tokens)
     job.budget_tokens = policy.cost.budget_tokens(request.prompt_tokens, job.predicted_output_tokens)
-    job.key = policy.ordering.key(arrival_s=request.arrival_s, cost_s=job.cost_s)
 
 
 def classify(policy: Policy, job: Job) -> None:
-    """Put it into a lane, of which the lanes learn nothing: a request counts once."""
+    """Put it into a lane and in order there; nobody learns anything from it, since a request counts once."""
     decision = policy.lanes.classify(job.request, job.budget_tokens)
     job.lane, job.lane_why = decision.lane, decision.why
+    order(policy, job)
 
 
 def enlist(policy: Policy, job: Job) -> None:
-    """Put it into a lane, and let the lanes learn from it."""
+    """Put it into a lane and in order there, and learn from it."""
     decision = policy.lanes.classify(job.request, job.budget_tokens)
     policy.lanes.observe(decision, job.request, job.budget_tokens)
+    policy.traffic.arrived(job.request.arrival_s)
     job.lane, job.lane_why = decision.lane, decision.why
+    order(policy, job)
+
+
+def order(policy: Policy, job: Job) -> None:
+    """Give it the key that it waits with."""
+    job.key = policy.ordering.key(arrival_s=job.request.arrival_s, cost_s=job.cost_s)
 
 
 def settle(policy: Policy, job: Job, outcome: Outcome, sample: Sample) -> None:
@@ -35,6 +42,9 @@ def settle(policy: Policy, job: Job, outcome: Outcome, sample: Sample) -> None:
         policy.output.learn(request, sample.output_tokens)
         computed_tokens = (sample.prompt_tokens or request.prompt_tokens) - (sample.cached_tokens or 0)
         actual_s = policy.cost.cost_s(computed_tokens, sample.output_tokens)
+        if job.cost_s > 0.0 and actual_s > 0.0:
+            policy.traffic.erred(job.cost_s, actual_s)
+        policy.traffic.ended(actual_s)
     assert job.charged_to is not None  # every call was charged when it was dispatched
     job.charged_to.charge(job.lane, actual_s - job.charged_s)
     job.charged_to = None

@@ -10,6 +10,7 @@ from .fairness.port import LaneTurns
 from .fairness.single import SingleQueue
 from .lanes import BudgetLanes
 from .ordering.aged_sjf import AgedSjf
+from .ordering.boost import Boost
 from .ordering.fcfs import Fcfs
 from .ordering.port import Ordering
 from .registry import Option, Part, Registry
@@ -38,6 +39,15 @@ ORDERINGS: Registry[Ordering] = Registry(
             "aged-sjf",
             AgedSjf,
             {"ageing": Option(0.1, "seconds of cost that a second of waiting is worth", above=0.0)},
+        ),
+        Part(
+            "boost",
+            Boost,
+            {
+                "factor": Option(0.1, "of the fitted decay rate; less favours the short more", above=0.0, at_most=1.0),
+                "max_boost_s": Option(300.0, "seconds by which a short request may pass others", above=0.0),
+                "prior_gamma_per_s": Option(0.01, "decay rate while no traffic was seen", above=0.0),
+            },
         ),
     ],
 )

@@ -8,6 +8,7 @@ from .builtin import ADMISSIONS, BACKGROUND, COST, LANE_CUTS, ORDERINGS, OUTPUT,
 from .policy import Policy
 from .registry import Part, PolicyConfigError, PolicyProblem, Registry, Value
 from .slicing import WholeCalls
+from .traffic import Traffic
 
 __all__ = ["ALWAYS", "ROLES", "PolicyConfigError", "PolicyProblem", "PolicySpec", "build_policy", "effective_options"]
 
@@ -89,6 +90,7 @@ def build_policy(spec: PolicySpec) -> Policy:
         output=made(OUTPUT),
         cost=made(COST),
         slicing=WholeCalls(),
+        traffic=Traffic(),
         max_wait_s=wait["max_wait_s"],
         no_replica_grace_s=wait["no_replica_grace_s"],
     )

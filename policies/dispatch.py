@@ -38,6 +38,9 @@ from .types import (
     WantCapacity,
 )
 
+REFIT_EVERY_S = 60.0
+"""How often orderings are fitted to the traffic."""
+
 
 class Admitted(NamedTuple):
     """The request waits."""
@@ -68,6 +71,7 @@ class DispatchCore:
         self._num_calls = 0
         self._latest_arrival_dispatched_s = float("-inf")
         self._polled_s = float("-inf")
+        self._refit_s = float("-inf")
 
     # --- inputs -----------------------------------------------------------------------------------------------------
 
@@ -211,6 +215,9 @@ class DispatchCore:
         """Everything that can be done now. The core counts it as done: the shell must perform each effect."""
         self._polled_s = now_s
         effects: list[Effect] = []
+        if now_s >= self._refit_s:
+            self._refit_s = now_s + REFIT_EVERY_S
+            self._policy.ordering.refit(self._policy.traffic.load())
         queue, selection = self._books.queue, self._selection()
         if queue.num_requests or self._absence.is_noted:
             self._evict_late(now_s, effects)
@@ -221,6 +228,7 @@ class DispatchCore:
             effects.append(self._dispatch(*choice, now_s))
         if queue.num_requests:
             self._want_capacity(selection, effects)
+        self._policy.traffic.polled(now_s, queue.num_requests, len(self._books.calls))
         return effects
 
     def next_wakeup_s(self) -> float | None:

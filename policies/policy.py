@@ -11,6 +11,7 @@ from .lanes import BudgetLanes
 from .ordering.port import Ordering
 from .routing.port import Routing
 from .slicing import Slicing
+from .traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Policy:
     output: OutputQuantiles
     cost: CostModel
     slicing: Slicing
+    traffic: Traffic
     max_wait_s: float
     """Past so much waiting the oldest goes first; on its replica nothing else starts until it fits."""
     no_replica_grace_s: float

@@ -1,5 +1,7 @@
 """Shortest predicted job first, with ageing by arrival: cheap and static, nothing is ever sorted again."""
 
+from ..traffic import Load
+
 
 class AgedSjf:
     """Key `cost + ageing · arrival`, so a request is passed only by those that arrive within max_cost / ageing."""
@@ -12,6 +14,9 @@ class AgedSjf:
 
     def key(self, *, arrival_s: float, cost_s: float) -> float:
         return cost_s + self._ageing * arrival_s
+
+    def refit(self, load: Load) -> None:
+        """Nothing to fit."""
 
     def overtaking_bound_s(self, max_cost_s: float) -> float:
         return max_cost_s / self._ageing

@@ -383,6 +383,14 @@ class TestEnd:
             core.call_ended(call.call_id, Outcome.SUCCESS, Sample(output_tokens=40), float(index))
         assert offer(core, "next", max_output_tokens=500).predicted_output_tokens == 40
 
+    def test_an_answer_that_cost_nothing_is_no_prediction_error(self) -> None:
+        """All of the prompt cached and no output: there is no ratio to learn from."""
+        core = make_core()
+        offer(core, "a")
+        call = only_call(core.poll(0.0))
+        core.call_ended(call.call_id, Outcome.SUCCESS, Sample(10, 10, 0), 1.0)
+        assert core._policy.traffic.load().log_error is None
+
     def test_a_failed_request_waits_again_elsewhere(self) -> None:
         """Requeued, it keeps its arrival and never goes back to the replica that failed it."""
         core = make_core(FakeReplica("r1"), FakeReplica("r2"))

@@ -1,7 +1,8 @@
 """Each policy part by itself."""
 
+import math
 import random
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,12 +17,14 @@ from policies.job import Job
 from policies.lanes import BudgetLanes
 from policies.lifecycle import TRANSITIONS, Event, LifecycleError, State, after
 from policies.ordering.aged_sjf import AgedSjf
+from policies.ordering.boost import Boost, decay_rate_per_s
 from policies.ordering.fcfs import Fcfs
 from policies.queue import WaitingQueue
 from policies.registry import Option, Part, Registry
 from policies.routing.least_tokens import LeastTokens
 from policies.routing.port import ReplicaLoad
 from policies.routing.round_robin import RoundRobin
+from policies.traffic import Load, Traffic
 from policies.types import Lane
 from tests.policies.support import FakeRequest
 
@@ -60,6 +63,96 @@ class TestOrderings:
         bound_s = order.overtaking_bound_s(5.0)
         assert order.key(arrival_s=bound_s - 0.1, cost_s=0.0) < dear
         assert order.key(arrival_s=bound_s + 0.1, cost_s=0.0) > dear
+
+
+def load_of(**fields: Any) -> Load:
+    return Load(rate_per_s=1.0, costs_s=(0.5,), capacity=1.0, log_error=None)._replace(**fields)
+
+
+class TestBoost:
+    def test_short_requests_count_as_having_come_earlier(self) -> None:
+        """The shorter the earlier, never by more than the bound; no cost at all is the bound."""
+        order = Boost(factor=0.1, max_boost_s=300.0, prior_gamma_per_s=0.01)
+        keys = [order.key(arrival_s=1000.0, cost_s=cost_s) for cost_s in (0.0, 0.1, 10.0, 500.0, 1e6)]
+        assert keys == sorted(keys)
+        assert [keys[0], keys[-1]] == pytest.approx([700.0, 1000.0])
+        assert order.overtaking_bound_s(1e9) == 300.0
+
+    def test_the_decay_rate_of_exponential_costs_is_known(self) -> None:
+        """Of M/M/1 it is the service rate less the arrival rate; the quantiles of the law stand for it here."""
+        costs_s = [-math.log(1.0 - (index + 0.5) / 4000) / 2.0 for index in range(4000)]
+        assert decay_rate_per_s(1.0, costs_s, 1.0) == pytest.approx(1.0, rel=0.05)
+        assert decay_rate_per_s(4.0, costs_s, 4.0) == pytest.approx(4.0, rel=0.05)
+
+    @pytest.mark.parametrize("utilisation", [0.05, 0.5, 0.9, 0.97])
+    def test_the_decay_rate_solves_its_equation(self, utilisation: float) -> None:
+        """Whatever the load, and with costs five orders of magnitude apart."""
+        costs_s = [0.001, 0.01, 0.1, 1.0, 100.0]
+        rate_per_s = utilisation * 5 / sum(costs_s)
+        rate = decay_rate_per_s(rate_per_s, costs_s, 1.0)
+        assert rate is not None
+        mean = sum(math.expm1(rate * cost_s) for cost_s in costs_s) / 5
+        assert rate_per_s * mean == pytest.approx(rate, rel=1e-2)
+
+    def test_full_load_and_no_load_have_a_figure_too(self) -> None:
+        """Over full load it is that of nearly full load; without traffic, or costs, nothing is fitted."""
+        assert decay_rate_per_s(99.0, [1.0, 2.0], 1.0) == decay_rate_per_s(50.0, [1.0, 2.0], 1.0)
+        assert decay_rate_per_s(0.0, [1.0], 1.0) is None
+        assert decay_rate_per_s(1.0, [], 1.0) is None
+        assert decay_rate_per_s(1e-300, [1.0], 1.0) == pytest.approx(500.0, rel=0.5)
+
+    def test_follows_the_traffic(self) -> None:
+        """Near full load it favours the short more; the same traffic again changes nothing."""
+        order = Boost(factor=0.1, max_boost_s=1e6, prior_gamma_per_s=0.01)
+        order.refit(load_of(rate_per_s=0.0))
+        assert order._gamma_per_s == 0.01
+        spread = []
+        for rate_per_s in (1.0, 1.9, 1.901):
+            order.refit(load_of(rate_per_s=rate_per_s, costs_s=(0.1, 0.9)))
+            spread.append(order.key(arrival_s=0.0, cost_s=0.9) - order.key(arrival_s=0.0, cost_s=0.1))
+        assert spread[0] < spread[1] == spread[2]
+
+
+class TestTraffic:
+    def test_knows_nothing_at_first(self) -> None:
+        """No rate, no costs, no variability, no error; one server."""
+        load = Traffic().load()
+        assert load == Load(0.0, (), 1.0, None)
+        assert (load.scv, load.utilisation) == (0.0, 0.0)
+
+    def test_rate_and_variability_are_of_the_latest(self) -> None:
+        """Requests a second over the latest; costs as they really were."""
+        traffic = Traffic()
+        for index in range(1000):
+            traffic.arrived(index * 0.5)
+            traffic.ended(99.0 if index < 400 else 1.0 + index % 2)
+        load = traffic.load()
+        assert load.rate_per_s == pytest.approx(2.0)
+        assert load.mean_cost_s == pytest.approx(1.5)
+        assert load.scv == pytest.approx(0.25 / 1.5**2)
+
+    def test_capacity_is_what_is_served_while_somebody_waits(self) -> None:
+        """In the unit of the costs; before that, the calls seen side by side. Old times fade."""
+        traffic = Traffic()
+        traffic.polled(0.0, 0, 4)
+        traffic.ended(1000.0)  # nobody waits: says nothing about what could be served
+        assert traffic.load().capacity == 4.0
+        for second in range(1, 20):
+            traffic.polled(float(second), 3, 4)
+            traffic.ended(8.0)
+        assert traffic.load().capacity == pytest.approx(8.0, rel=0.1)
+        for second in range(20, 2000):
+            traffic.polled(float(second), 3, 4)
+            traffic.ended(2.0)
+        assert traffic.load().capacity == pytest.approx(2.0, rel=0.1)
+
+    def test_the_error_of_predictions_is_a_ratio(self) -> None:
+        """Twice as much and half as much are equally wrong."""
+        for predicted_s, actual_s in ((1.0, 2.0), (2.0, 1.0)):
+            traffic = Traffic()
+            for _ in range(10):
+                traffic.erred(predicted_s, actual_s)
+            assert traffic.load().log_error == pytest.approx(math.log(2.0))
 
 
 class TestDeficitRoundRobin:
