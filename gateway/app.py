@@ -63,6 +63,7 @@ class Gateway:
             clock,
             self.dispatcher.replica_changed,
             on_hung=self._unanswered.give_up,
+            listen=self._listen,
             on_removed=self.dispatcher.replica_removed,
         )
         self.tokens = TokenCounter(config.models, make_pool(clock), self._http, clock)
@@ -210,6 +211,11 @@ class Gateway:
         old_log, self.access_log = self.access_log, access_log
         access_log.num_dropped = old_log.num_dropped
         await asyncio.to_thread(old_log.close)
+
+    def _listen(self, replica_id: str) -> Callable[[], bool]:
+        """Begins to listen to a replica; what is returned says whether it has kept silent to calls that wait for it."""
+        is_unanswered, heard_s = self._unanswered.listen(replica_id), self.upstreams.heard_s(replica_id)
+        return lambda: is_unanswered() and self.upstreams.heard_s(replica_id) <= heard_s
 
     def _finished(self, record: Record) -> None:
         # Nobody could ask for the timing of a stranger's request, and strangers shall not push out others'.

@@ -125,7 +125,7 @@ class Caller:
             await exchange.send()
             relay.request_written()
             status, headers = await exchange.head()
-            self._unanswered.remove(call.replica_id, unanswered)
+            self._unanswered.answered(call.replica_id, unanswered)
             if status < 500:
                 self._pool.report_answered(call.replica_id)
             is_busy = status in _ELSEWHERE or (

@@ -155,6 +155,11 @@ class Connection(ResponseReader, asyncio.Protocol):
                 self._transport.resume_reading()
 
     @property
+    def heard_s(self) -> float:
+        """Instant of the loop's clock at which it last had something of the present answer; 0 before its head."""
+        return self._deadline_s - self._limit_s if self.has_head else 0.0
+
+    @property
     def is_at_end(self) -> bool:
         """Whether the body is complete and all of it was read."""
         return self.is_complete and not self._pieces

@@ -22,6 +22,12 @@ _MAY_DESCRIBE = frozenset({"vllm", "sglang", "openai"})
 
 SLOW_PROBES = 3
 """Health checks in a row that may time out before a replica counts as down: a busy engine answers late."""
+SILENT_PROBES = 2
+"""The same where its calls hear nothing either, while others could take them."""
+SUSPECT_S = 1.0
+"""Calls that wait so long, and hear nothing, are reason to look whether it is well."""
+RECHECK_S = 1.0
+"""A replica that is down is looked at this often, for the sake of whoever waits for its return."""
 
 
 class Watcher:
@@ -35,6 +41,7 @@ class Watcher:
         http: httpx.AsyncClient,
         clock: Callable[[], float],
         settle: Callable[[Replica], None],
+        listen: Callable[[], Callable[[], bool]],
     ) -> None:
         self._replica = replica
         self._configured = configured
@@ -42,7 +49,8 @@ class Watcher:
         self._prober = Prober(http, replica.url, replica.authorization, config.probes.timeout_s)
         self._clock = clock
         self._settle = settle
-        self._num_slow = 0
+        self._listen = listen
+        self._num_slow = self._num_silent = 0
         self._is_identified = False
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -61,25 +69,44 @@ class Watcher:
         self._wanted.set()
 
     async def _run(self) -> None:
+        is_suspect = False
         while True:
             self._wanted.clear()
             try:
-                await self._probe()
+                await self._probe(is_suspect=is_suspect)
             except Exception:
                 # A replica can answer anything; whatever it was, the next probe must come.
                 logger.exception("probing replica %s failed", self._replica.replica_id)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval_s):
-                    await self._wanted.wait()
+            is_suspect = await self._pause()
 
-    async def _probe(self) -> None:
-        replica = self._replica
+    async def _pause(self) -> bool:
+        """Until the next probe is due; whether it is early, since calls wait and hear nothing."""
+        is_watched = self._replica.is_healthy
+        if is_watched and self._num_silent:
+            return True
+        left_s = self._interval_s if is_watched else min(self._interval_s, RECHECK_S)
+        while left_s > 0.0 and not self._wanted.is_set():
+            slice_s = min(left_s, SUSPECT_S)
+            left_s -= slice_s
+            is_silent = self._listen()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(slice_s):
+                    await self._wanted.wait()
+            if is_watched and is_silent():
+                return left_s > 0.0
+        return False
+
+    async def _probe(self, *, is_suspect: bool) -> None:
+        """Ask whether it is well, and what there is to know; not the latter for a suspicion."""
+        replica, is_silent = self._replica, self._listen()
         health, why = await self._prober.health()
-        self._num_slow = self._num_slow + 1 if health is Health.SLOW else 0
-        if health is Health.DOWN or (health is Health.SLOW and self._num_slow >= SLOW_PROBES):
+        is_slow = health is Health.SLOW
+        self._num_slow = self._num_slow + 1 if is_slow else 0
+        self._num_silent = self._num_silent + 1 if is_slow and is_silent() else 0
+        if health is Health.DOWN or self._num_slow >= SLOW_PROBES or self._num_silent >= SILENT_PROBES:
             self._lost(f"its health check failed: {why}")
-            replica.is_hung = health is Health.SLOW
-        elif health is Health.GREEN:
+            replica.is_hung = is_slow
+        elif health is Health.GREEN and not is_suspect:
             await self._learn()
         self._settle(replica)
 

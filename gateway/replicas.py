@@ -6,6 +6,7 @@ says about its load corrects the picture; a scrape that fails changes nothing, f
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import httpx
 
@@ -24,7 +25,8 @@ class ReplicaPool:
 
     `on_change` is called once for every replica at `start()` (so that whoever schedules knows them all) and afterwards
     for real changes only, `on_removed` for one that `reconfigure` took away. `on_hung` is called for a replica that
-    doesn't answer its health checks any more, again and again while that is so. All methods belong to the event loop.
+    doesn't answer its health checks any more, again and again while that is so. `listen` begins to listen to a replica
+    and returns what says whether calls have waited for it in vain since. All methods belong to the event loop.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class ReplicaPool:
         on_change: Callable[[Replica], None],
         *,
         on_hung: Callable[[str], None] | None = None,
+        listen: Callable[[str], Callable[[], bool]] | None = None,
         on_removed: Callable[[str], None] | None = None,
         ejection_rule: EjectionRule | None = None,
     ) -> None:
@@ -42,6 +45,7 @@ class ReplicaPool:
         self._clock = clock
         self._on_change = on_change
         self._on_hung = on_hung
+        self._listen = listen
         self._on_removed = on_removed
         self._rule = ejection_rule if ejection_rule is not None else EjectionRule()
         self._is_running = False
@@ -66,7 +70,15 @@ class ReplicaPool:
         for replica_id, replica in self._replicas.items():
             if replica_id not in self._watchers:
                 configured = self._configured[replica_id]
-                watcher = Watcher(replica, configured, self._config, self._http, self._clock, self._settle)
+                watcher = Watcher(
+                    replica,
+                    configured,
+                    self._config,
+                    self._http,
+                    self._clock,
+                    self._settle,
+                    partial(self._listen_to, replica),
+                )
                 self._watchers[replica_id] = watcher
                 self._tell(replica)
                 watcher.start()
@@ -215,6 +227,12 @@ class ReplicaPool:
         for replica in self._replicas.values():
             if replica.is_hung and self._on_hung is not None:
                 self._on_hung(replica.replica_id)
+
+    def _listen_to(self, replica: Replica) -> Callable[[], bool]:
+        others = _models(each for each in self._replicas.values() if each.is_available and each is not replica)
+        if self._listen is None or not replica.models <= others:
+            return lambda: False  # nobody could take its calls: no haste
+        return self._listen(replica.replica_id)
 
     def _tell(self, replica: Replica) -> None:
         seen = replica.as_seen()

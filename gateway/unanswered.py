@@ -1,5 +1,6 @@
 """Calls of which nothing has come back yet: all that can still be sent elsewhere when their replica hangs."""
 
+from collections import Counter
 from collections.abc import Callable
 
 from .upstream import Exchange
@@ -28,6 +29,7 @@ class UnansweredCalls:
 
     def __init__(self) -> None:
         self._by_replica: dict[str, set[UnansweredCall]] = {}
+        self._num_answered: Counter[str] = Counter()
 
     def add(self, replica_id: str, exchange: Exchange, may_move: Callable[[], bool]) -> UnansweredCall:
         """A call begins; whoever adds it removes it, at its answer's head or its end."""
@@ -35,9 +37,28 @@ class UnansweredCalls:
         self._by_replica.setdefault(replica_id, set()).add(call)
         return call
 
+    def answered(self, replica_id: str, call: UnansweredCall) -> None:
+        """The head of its answer has come."""
+        self._num_answered[replica_id] += 1
+        self._by_replica[replica_id].discard(call)
+
     def remove(self, replica_id: str, call: UnansweredCall) -> None:
         """May be repeated."""
         self._by_replica[replica_id].discard(call)
+
+    def listen(self, replica_id: str) -> Callable[[], bool]:
+        """Begins to listen: what is returned says whether calls have waited for this replica ever since, and none of
+        its calls was answered meanwhile."""
+        num_answered = self._num_answered[replica_id]
+        waiting = tuple(self._by_replica.get(replica_id, ()))
+
+        def is_silent() -> bool:
+            still = self._by_replica.get(replica_id, ())
+            return self._num_answered[replica_id] == num_answered and any(
+                call in still and not call.exchange.has_answered for call in waiting
+            )
+
+        return is_silent
 
     def give_up(self, replica_id: str) -> None:
         """The replica hangs: whoever waits for it sees UpstreamClosed, if another one may be asked."""

@@ -65,6 +65,11 @@ class Upstream:
         """Connections that wait for an exchange."""
         return len(self._idle)
 
+    @property
+    def heard_s(self) -> float:
+        """Instant of the loop's clock at which something of an answer came last, as far as its connection is open."""
+        return max((connection.heard_s for connection in self._open), default=0.0)
+
     def exchange(self, head: bytes, body: bytes, *, is_for_head: bool = False) -> "Exchange":
         """One request, given as its head (blank line included) and body. Nothing happens before `send`."""
         return Exchange(self, head + body, is_for_head=is_for_head)
@@ -240,6 +245,11 @@ class Upstreams:
         if upstream is None:
             upstream = self._by_replica[replica_id] = self._make(url)
         return upstream
+
+    def heard_s(self, replica_id: str) -> float:
+        """When something of an answer of this replica came last; see `Upstream`."""
+        upstream = self._by_replica.get(replica_id)
+        return 0.0 if upstream is None else upstream.heard_s
 
     def retire(self, replica_id: str) -> None:
         """The next exchange with this replica begins anew, with what `make` gives then."""
