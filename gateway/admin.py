@@ -30,7 +30,6 @@ GET  /v1/requests/{x-tailgate-request-id}/timing   where a request's time went
 GET  /metrics                                Prometheus
 GET  /healthz, /readyz                       this process lives; it can serve
 GET  /openapi.json                           all of these routes in detail
-GET  /docs                                   the same as a page, which loads its scripts from the internet
 """
 
 
@@ -76,7 +75,12 @@ class AdminState:
 def build_admin_app(state: AdminState) -> FastAPI:
     """The application for every path that isn't hot; other paths get a 404 in OpenAI's shape."""
     app = _App(
-        title="tailgate", description="A scheduling gateway in front of LLM servers.", version=version("tailgate")
+        title="tailgate",
+        description="A scheduling gateway in front of LLM servers.",
+        version=version("tailgate"),
+        # These pages load their scripts from the internet.
+        docs_url=None,
+        redoc_url=None,
     )
 
     @app.get("/", summary="What is here", response_class=Response)

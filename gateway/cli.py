@@ -89,7 +89,9 @@ def serve_command(
     tailgate serve --config gateway.yaml --port 9000
     tailgate serve --replica http://gpu1:8000 --keys keys.json
 
-    vLLM, TGI, SGLang, llama.cpp and other OpenAI-compatible servers are recognised by themselves. Prints
+    vLLM, TGI, SGLang, llama.cpp and other OpenAI-compatible servers are recognised by themselves. With --replica, a
+    request that names no model means the only one there is, if there is only one; a file says so by itself
+    (default_model, only_model_is_default). Prints
     `tailgate ready url=URL` to stdout once it listens; GET /readyz says when a replica is available. SIGTERM and
     Ctrl-C let running answers finish (timeouts.drain_s); a second one stops at once. SIGHUP reads the configuration
     again, dropping nothing: one with errors is refused and logged, and what takes a restart (listen, admin.listen,
@@ -102,7 +104,7 @@ def serve_command(
         if config is not None:
             found = load_config(config)
         else:
-            without_file = {"replicas": [{"url": url} for url in replica or ()]}
+            without_file = {"replicas": [{"url": url} for url in replica or ()], "only_model_is_default": True}
             found = parse_config(without_file, source="--replica")
         update: dict[str, object] = {}
         if keys is not None:

@@ -41,6 +41,8 @@ class GatewayConfig(Section):
     models: Annotated[tuple[ModelConfig, ...], Field(strict=False)] = ()
     default_model: Name | None = None
     """Model (or alias) of a request that names none; None makes that an error of the request."""
+    only_model_is_default: bool = False
+    """Whether the only model there is, adapters apart, is the one of a request that names none."""
     policy: PolicyConfig = PolicyConfig()
     timeouts: Timeouts = Timeouts()
     limits: Limits = Limits()
@@ -114,6 +116,9 @@ class GatewayConfig(Section):
     def _known_default_model(self) -> Self:
         if self.default_model is None:
             return self
+        if self.only_model_is_default:
+            allowed = "stands beside `only_model_is_default`: give one of them"
+            raise Problems([Problem(("default_model",), self.default_model, allowed)])
         known = {name for model in self.models for name in (model.name, *model.aliases)}
         known |= {name for replica in self.replicas for name in replica.models or ()}
         # Where nothing is listed the names come from the replicas, and only they can tell.

@@ -24,10 +24,10 @@ import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from policies.limits import LimitSpec
-from policies.types import Lane
+from policies.types import DECLARABLE_LANES, Lane
 
 from .config_errors import ConfigError, Problem, Problems, describe
-from .keys import DIGEST_BYTES, LANES, SALT_BYTES, TAG_BYTES, Key, KeyTable, digest_of, new_salt
+from .keys import DIGEST_BYTES, SALT_BYTES, TAG_BYTES, Key, KeyTable, digest_of, new_salt
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 _MAX_COUNT = 10**12
@@ -51,10 +51,10 @@ def _some(lanes: tuple[Lane, ...]) -> tuple[Lane, ...]:
 
 
 def _lane(value: object) -> object:
-    for lane in LANES:
+    for lane in DECLARABLE_LANES:
         if value == lane.value:
             return lane
-    raise ValueError("must be one of: " + ", ".join(lane.value for lane in LANES))
+    raise ValueError("must be one of: " + ", ".join(lane.value for lane in DECLARABLE_LANES))
 
 
 Hash = Annotated[str, BeforeValidator(_hex(DIGEST_BYTES, "the hash of a key, never the key"))]

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from policies.limits import LimitSpec
-from policies.types import Lane
+from policies.types import DECLARABLE_LANES, Lane
 
 from .errors import Forbidden, Headers, Unauthorized
 
@@ -25,8 +25,6 @@ DIGEST_BYTES = 32
 SALT_BYTES = 32
 TAG_BYTES = 8
 
-# In order of preference.
-LANES = (Lane.INTERACTIVE, Lane.STANDARD, Lane.LONG, Lane.BACKGROUND)
 NO_LIMITS = LimitSpec()
 _BEARER = b"bearer "
 
@@ -81,7 +79,7 @@ class Key:
         lanes = self.lanes
         if named is not None:
             if lanes is not None and named not in lanes:
-                allowed = ", ".join(lane.value for lane in LANES if lane in lanes)
+                allowed = ", ".join(lane.value for lane in DECLARABLE_LANES if lane in lanes)
                 raise Forbidden(
                     f"This API key may not ask for the lane {named.value}. Allowed: {allowed}.",
                     param="x-tailgate-lane",
@@ -91,7 +89,7 @@ class Key:
         wanted = None if priority == 0 else Lane.INTERACTIVE if priority > 0 else Lane.BACKGROUND
         if lanes is None or wanted in lanes or (wanted is None and Lane.INTERACTIVE in lanes):
             return wanted
-        return next(lane for lane in LANES if lane in lanes)
+        return next(lane for lane in DECLARABLE_LANES if lane in lanes)
 
 
 EVERYBODY = Key(None, "", has_diagnostics=True, sees_cached_tokens=True, is_admin=True)

@@ -9,9 +9,11 @@ from typing import Annotated, NoReturn
 import typer
 from pydantic import ValidationError
 
+from policies.types import DECLARABLE_LANES
+
 from .config_errors import ConfigError, describe
 from .key_file import KeyEntry, KeyFile, change_key_file, load_key_file
-from .keys import LANES, new_id, new_secret
+from .keys import new_id, new_secret
 
 ABOUT = """\
 Make, list and revoke API keys.
@@ -60,7 +62,8 @@ def create(
     lane: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="LANE", help=f"A lane that it may use ({', '.join(lane.value for lane in LANES)}); all by default."
+            metavar="LANE",
+            help=f"A lane that it may use ({', '.join(lane.value for lane in DECLARABLE_LANES)}); all by default.",
         ),
     ] = None,
     priority_ceiling: Annotated[

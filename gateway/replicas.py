@@ -160,12 +160,13 @@ class ReplicaPool:
 
     @property
     def default_model(self) -> str | None:
-        """As configured."""
-        return self._config.default_model
+        """As configured; where that is the only one, the one there is now."""
+        config = self._config
+        return self.only_model() if config.only_model_is_default else config.default_model
 
-    def only_model(self, feature: str) -> str | None:
-        """The model of all replicas that can do this, adapters apart; None where they serve none or several."""
-        able = [replica for replica in self._replicas.values() if feature in replica.features]
+    def only_model(self, feature: str | None = None) -> str | None:
+        """The model of all replicas (that can do this), adapters apart; None where they serve none or several."""
+        able = [replica for replica in self._replicas.values() if feature is None or feature in replica.features]
         names = {
             replica.base_model or name
             for replica in able

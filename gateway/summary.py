@@ -14,7 +14,8 @@ def summary(config: GatewayConfig) -> str:
     lines += [f"admin     {_admin(config)}"]
     lines += [f"replica   {_replica(replica)}" for replica in config.replicas]
     lines += [f"model     {_model(model)}" for model in config.models]
-    lines += [f"default   {config.default_model or 'none: requests must name a model'}"]
+    fallback = "the only model there is" if config.only_model_is_default else "none: requests must name a model"
+    lines += [f"default   {config.default_model or fallback}"]
     lines += [f"policy    {config.policy.spec().name}"]
     lines += [f"option    {option}" for option in _options(config.policy)]
     lines += [

@@ -24,7 +24,7 @@ tailgate ready url={url} model={model}
   curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{{"model": "{model}",
     "messages": [{{"role": "user", "content": "What is the capital of France?"}}], "temperature": 0}}'
 
-Where a request's time went: curl -i shows it in server-timing; more at {url}/docs and {url}/metrics
+Where a request's time went: curl -i shows it in server-timing; more at {url} and {url}/metrics
 Ctrl-C stops both.\
 """
 # One Zen 4 core, bf16, the embedded model: 690 prompt tokens/s in chunks of 512, 209 output tokens/s at 8 sequences.

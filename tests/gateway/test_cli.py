@@ -24,6 +24,7 @@ from gateway.cli import app
 from gateway.engine_process import EngineError
 from gateway.server import ListenError, _allow_files, bind, url_of
 from gateway.up import Progress
+from tests.support.fake_replica import FakeReplica, answers
 
 from .tiny_replica import models_page, tiny_replica, until
 
@@ -214,6 +215,19 @@ async def test_serve_serves_until_sigterm() -> None:
                 assert [model["id"] for model in models["data"]] == ["m"]
             process.popen.send_signal(signal.SIGTERM)
             assert await process.ended() == 0
+
+
+async def test_a_first_request_need_not_name_the_only_model() -> None:
+    """Without a configuration file; `tailgate serve --help` says so."""
+    async with FakeReplica(answers(b'{"ok":1}')) as fake:
+        with tailgate("serve", "--replica", fake.url, "--port", "0") as process:
+            async with httpx.AsyncClient(base_url=await process.url(), trust_env=False) as client:
+                await ready(client)
+                reply = await client.post(
+                    "/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]}
+                )
+                assert (reply.status_code, reply.content) == (200, b'{"ok":1}')
+        assert b'"model":"m1"' in fake.received[0].body
 
 
 async def test_serve_with_keys_and_a_listener_for_the_operator(tmp_path: Path) -> None:

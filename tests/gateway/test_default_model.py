@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from gateway.config import parse_config
+from gateway.config_errors import ConfigError
 from gateway.replica_probe import ModelCard
 from tests.support.fake_replica import FakeReplica, answers
 from tests.support.gateways import CHAT, chat_body, gateway_for
@@ -29,6 +31,31 @@ async def test_the_default_is_meant_by_a_request_without_a_model(body: bytes) ->
         assert (await ask(port, CHAT, body)).status == 200
         (received,) = replica.received + other.received
         assert json.loads(received.body)["model"] == "m1"
+
+
+@pytest.mark.parametrize("body", UNNAMED)
+async def test_the_only_model_is_the_default_where_that_is_configured(body: bytes) -> None:
+    """As long as it is the only one, adapters apart; with a second one requests must say which they mean."""
+    async with (
+        FakeReplica(answers(), models=("m1", "tuned")) as replica,
+        gateway_for(replica, only_model_is_default=True) as gateway,
+        serving(gateway) as port,
+    ):
+        gateway.pool.get("r1").cards = {"m1": ModelCard(), "tuned": ModelCard(parent="m1")}
+        assert (await ask(port, CHAT, body)).status == 200
+        assert json.loads(replica.received[0].body)["model"] == "m1"
+        gateway.pool.get("r1").cards = {}
+        reply = await ask(port, CHAT, body)
+        assert (reply.status, json.loads(reply.body)["error"]["param"]) == (404, "model")
+        assert len(replica.received) == 1
+
+
+def test_two_ways_to_name_a_default_exclude_each_other() -> None:
+    """Nobody has to guess which of them wins."""
+    with pytest.raises(ConfigError, match="only_model_is_default"):
+        parse_config(
+            {"replicas": [{"url": "http://a"}], "default_model": "m", "only_model_is_default": True}, source="test"
+        )
 
 
 async def test_adapters_are_no_second_model() -> None:

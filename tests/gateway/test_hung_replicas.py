@@ -16,6 +16,7 @@ from tests.support.gateways import BODY, CHAT, STREAM_BODY, assert_nothing_held,
 from tests.support.serve import until
 
 PROBES: dict[str, Any] = {"probes": {"interval_s": 60.0, "timeout_s": 0.1}}
+OFTEN: dict[str, Any] = {"probes": {"interval_s": 0.01, "timeout_s": 0.1}}
 
 
 @pytest.fixture(autouse=True)
@@ -81,8 +82,7 @@ async def test_a_stream_that_goes_on_is_a_sign_of_life() -> None:
             await asyncio.sleep(0.005)
         await call.end()
 
-    probes = {"probes": {"interval_s": 0.01, "timeout_s": 0.1}}
-    async with FakeReplica(behave) as busy, FakeReplica(behave) as other, gateway_for(busy, other, **probes) as gateway:
+    async with FakeReplica(behave) as busy, FakeReplica(behave) as other, gateway_for(busy, other, **OFTEN) as gateway:
         streams: list[HandDriven] = []
         while not busy.num_running:
             streams.append(HandDriven(gateway, CHAT).start(STREAM_BODY))
@@ -103,10 +103,9 @@ async def test_a_stream_that_goes_on_is_a_sign_of_life() -> None:
 
 async def test_the_only_replica_of_a_model_is_given_the_usual_time() -> None:
     """Where nobody could take its calls, haste would only turn a slow replica into none."""
-    probes = {"probes": {"interval_s": 0.01, "timeout_s": 0.1}}
     async with (
         FakeReplica(hangs()) as only,
-        gateway_for(only, **probes) as gateway,
+        gateway_for(only, **OFTEN) as gateway,
         waiting_at(gateway, only),
     ):
         only.is_answering_health = False
