@@ -4,10 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet install -c constraints.txt
 STAMP := $(VENV)/.installed
+NPM := tests/counterparts/npm
+NPM_STAMP := $(NPM)/node_modules/.package-lock.json
+# A process for each core. Says what was skipped, and why.
+PYTEST := $(BIN)/pytest -n auto -rs
 PACKAGES := policies gateway backend loadtests tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo fmt check test cov sz bars bars-main bars-counting bars-proxy clean
+.PHONY: help install npm run demo fmt check test cov sz bars bars-main bars-counting bars-proxy clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -23,6 +27,13 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 install: $(STAMP)  ## create .venv with everything in it
+
+# Not everybody has npm, and the tests that need it say that they are skipped.
+npm:  ## install the npm package that is tested against, where npm can
+	@if ! command -v npm >/dev/null; then echo "no npm here: tests with npm packages will be skipped"; \
+	elif [ $(NPM_STAMP) -nt $(NPM)/package-lock.json ]; then :; \
+	elif npm ci --prefix $(NPM) --no-audit --no-fund --ignore-scripts --silent; then touch $(NPM_STAMP); \
+	else echo "npm ci failed: tests with npm packages will be skipped"; fi
 
 run: $(STAMP)  ## serve the embedded model through the gateway on http://127.0.0.1:8080
 	$(BIN)/tailgate up
@@ -40,11 +51,11 @@ check: $(STAMP)  ## format, lint, types, the arrows between the packages
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: $(STAMP)  ## all tests, a process for each core
-	$(BIN)/pytest -n auto
+test: $(STAMP) npm  ## all tests, a process for each core
+	$(PYTEST)
 
-cov: $(STAMP)  ## tests with branch coverage: 100 % of policies/, at least 90 % over all
-	$(BIN)/pytest -n auto --cov --cov-report=
+cov: $(STAMP) npm  ## tests with branch coverage: 100 % of policies/, at least 90 % over all
+	$(PYTEST) --cov --cov-report=
 	$(BIN)/coverage report --skip-covered --fail-under=90
 	$(BIN)/coverage report --include='policies/*' --fail-under=100
 

@@ -9,12 +9,13 @@ import httpx
 import openai
 import pytest
 
-from tests.support.serve import until
+from tests.support.gauges import read_gauges, until_gauges
 
 from .engine_process import STOP_DEADLINE_S, EngineProcess, engine_process
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
+GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 QUESTION: list[openai.types.chat.ChatCompletionMessageParam] = [
     {"role": "user", "content": "What is the capital of France?"}
 ]
@@ -103,18 +104,11 @@ async def test_cancelling_frees_the_cache(client: openai.AsyncOpenAI, server: En
         extra_body={"ignore_eos": True},
     )
     await anext(aiter(stream))
-    busy = read_gauges(server)
+    busy = await read_gauges(server.url, *GAUGES)
     assert busy["vllm:num_requests_running"] == 1
     assert busy["vllm:kv_cache_usage_perc"] > 0
     await stream.close()
-    await until(lambda: not any(read_gauges(server).values()))
-
-
-def read_gauges(server: EngineProcess) -> dict[str, float]:
-    """Running, waiting and KV usage."""
-    names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
-    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
-    return {name: float(line.split()[-1]) for line in lines for name in names if line.startswith(name + "{")}
+    await until_gauges(server.url, dict.fromkeys(GAUGES, 0.0))
 
 
 async def test_the_tokenizer_is_exported(server: EngineProcess, tokenizer_directory: Path) -> None:

@@ -1,14 +1,3 @@
 """Set-up for the gateway's tests."""
 
-import asyncio
-from collections.abc import Callable, Mapping
-
-import pytest
-import uvloop
-
-
-def pytest_asyncio_loop_factories(
-    config: pytest.Config, item: pytest.Item
-) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The loop that the gateway runs on: what it does with sockets and time isn't quite what asyncio's own does."""
-    return {"uvloop": uvloop.new_event_loop}
+from tests.support.loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories

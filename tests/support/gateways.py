@@ -1,15 +1,14 @@
-"""A whole gateway in front of fake replicas, started and with its replicas probed."""
+"""A whole gateway in front of replicas, started and with its replicas probed."""
 
 import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from gateway.app import Gateway, build_app
 from gateway.config import parse_config
 
-from .fake_replica import FakeReplica
 from .serve import until
 
 CHAT = "/v1/chat/completions"
@@ -17,12 +16,19 @@ BODY = b'{"model":"m1","messages":[{"role":"user","content":"hi"}]}'
 STREAM_BODY = b'{"model":"m1","stream":true,"messages":[{"role":"user","content":"hi"}]}'
 
 
+class Server(Protocol):
+    """A fake replica, or a process with a real one."""
+
+    @property
+    def url(self) -> str: ...
+
+
 def chat_body(**fields: Any) -> bytes:
     """A chat request with more fields, or other ones."""
     return json.dumps({"model": "m1", "messages": [{"role": "user", "content": "hi"}]} | fields).encode()
 
 
-def configured(*replicas: FakeReplica, replica: dict[str, Any] | None = None, **sections: Any) -> Any:
+def configured(*replicas: Server, replica: dict[str, Any] | None = None, **sections: Any) -> Any:
     """A configuration for these replicas, quiet and quick to probe."""
     return parse_config(
         {
@@ -37,7 +43,7 @@ def configured(*replicas: FakeReplica, replica: dict[str, Any] | None = None, **
 
 @asynccontextmanager
 async def gateway_for(
-    *replicas: FakeReplica, clock: Callable[[], float] = time.monotonic, **config: Any
+    *replicas: Server, clock: Callable[[], float] = time.monotonic, **config: Any
 ) -> AsyncIterator[Gateway]:
     """A running gateway whose replicas are all available."""
     gateway = build_app(configured(*replicas, **config), clock=clock)
