@@ -256,8 +256,8 @@ def shape(
 ) -> None:
     """Prints the shape of a public trace: length quantiles and arrival pattern, to be pasted into a scenario's lane.
 
-    Knows the Azure LLM inference traces, Mooncake, BurstGPT, ServeGen samples, the VTC arena trace and vidur's arXiv
-    lengths, each by its columns.
+    Knows the Azure LLM inference traces, Mooncake, Qwen-Bailian, BurstGPT, ServeGen samples, the VTC arena trace,
+    vidur's arXiv lengths, and what vLLM's serving benchmark and AIPerf save, each by its columns or keys.
     """
     try:
         text = describe(load_trace(file)).to_yaml()

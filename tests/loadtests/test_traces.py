@@ -1,6 +1,7 @@
 """Trace loaders: every format on a few inline lines, and errors that name the place."""
 
 import gzip
+import json
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,49 @@ def test_mooncake_keeps_its_blocks_and_reads_milliseconds(tmp_path: Path) -> Non
     assert trace.block_ids == ((0, 1), (0,))
 
 
+def test_qwen_bailian_reads_seconds_blocks_of_16_and_types(tmp_path: Path) -> None:
+    """Stamps are seconds; the type of call stands for the tenant."""
+    row = (
+        '{"chat_id":1,"parent_chat_id":-1,"timestamp":%s,"input_length":20,"output_length":5,"type":"%s","turn":1,'
+        '"hash_ids":[7,8]}'
+    )
+    trace = _load(tmp_path, "\n".join([row % (61.114, "text"), row % (61.314, "search")]), "trace.jsonl")
+    assert (trace.format, trace.block_tokens, trace.block_ids) == ("qwen-bailian", 16, ((7, 8), (7, 8)))
+    assert trace.arrival_s is not None
+    assert trace.tenant is not None
+    np.testing.assert_allclose(trace.arrival_s, [0.0, 0.2])
+    assert trace.tenant.tolist() == [0, 1]
+
+
+def test_a_result_of_aiperf_is_a_trace_of_what_succeeded(tmp_path: Path) -> None:
+    """Nanoseconds; failed and cancelled requests are left out."""
+    row = (
+        '{"metadata":{"request_start_ns":%d,"was_cancelled":%s},"metrics":{"input_sequence_length":{"value":%d,'
+        '"unit":"tokens"},"output_sequence_length":{"value":9,"unit":"tokens"}},"error":%s}'
+    )
+    rows = [(5 * 10**8, "false", 50, "null"), (6 * 10**8, "true", 1, "null"), (7 * 10**8, "false", 1, '{"code":500}')]
+    trace = _load(tmp_path, "\n".join(row % values for values in [(10**9, "false", 60, "null"), *rows]), "x.jsonl")
+    assert trace.format == "aiperf"
+    assert trace.arrival_s is not None
+    assert (trace.arrival_s.tolist(), trace.prompt_tokens.tolist()) == ([0.0, 0.5], [50, 60])
+
+
+def test_a_detailed_result_of_vllms_benchmark_is_a_trace(tmp_path: Path) -> None:
+    """On one line or indented; requests without an output failed."""
+    result = {"duration": 1.0, "input_lens": [10, 20, 30], "output_lens": [1, 0, 3], "start_times": [7.5, 7.0, 7.25]}
+    for text in (json.dumps(result), json.dumps(result, indent=2)):
+        trace = _load(tmp_path, text, "result.json")
+        assert trace.format == "vllm"
+        assert trace.arrival_s is not None
+        assert (trace.arrival_s.tolist(), trace.prompt_tokens.tolist()) == ([0.0, 0.25], [30, 10])
+
+
+def test_measured_requests_are_a_trace_too(tmp_path: Path) -> None:
+    """Lengths and the instants of queueing; the run stands for the tenant."""
+    text = "run,request_id,input_toks,output_toks,queued_s,first_token_s,last_token_s\na,x,5,6,0.5,1,2\n"
+    assert _load(tmp_path, text).format == "measured"
+
+
 def test_rows_out_of_order_are_sorted_with_everything_that_belongs_to_them(tmp_path: Path) -> None:
     """Arrival order decides; tenants and lengths move along; tenants are numbered by first appearance."""
     text = "req_time,adapter_dir,prompt_len,output_len\n2.5,b,3,4\n0.5,a,1,2\n"
@@ -110,6 +154,12 @@ def test_lengths_without_arrivals_have_no_instants(tmp_path: Path) -> None:
         ('{"timestamp":1,"input_length":2,"output_length":3}\n[]\n', 2, None, "object"),
         ('{"timestamp":1,"output_length":3}\n', 1, "input_length", "not a number"),
         ('{"timestamp":1,"input_length":2,"output_length":3,"hash_ids":7}\n', 1, "hash_ids", "list"),
+        ('{"other":1}\n', 1, None, "no known format"),
+        ('{"metadata":{"request_start_ns":1},"metrics":{}}\n', 1, "metrics.input_sequence_length.value", "None"),
+        ('{"input_lens":[1]}\n', 1, "output_lens", "save-detailed"),
+        ('{"input_lens":[1],"output_lens":[1,2],"start_times":[1]}\n', 1, "start_times", "different"),
+        ('{"input_lens":["x"],"output_lens":[1],"start_times":[1]}\n', 1, "input_lens[0]", "'x'"),
+        ('{\n"input_lens": [1,\n', 3, None, "not JSON"),
     ],
 )
 def test_errors_name_file_line_and_column(
