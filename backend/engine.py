@@ -8,20 +8,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Protocol
 
 import torch
 
+from .drawing import Drawing
+from .forward import Forward, Runner
+from .live import LiveRequests
 from .metrics import Metrics
-from .outputs import ErrorOutput, FinishReason, Output, Timing, TokenOutput
-from .runner import RunnerRow
-from .sampler import SampledToken, Sampler
-from .scheduler import Scheduler, StepRow
+from .outputs import ErrorOutput, Output
+from .sampler import Sampler
+from .scheduler import Scheduler
 from .sequence import GenerationRequest
-from .sequence import Sequence as EngineSequence
-from .text import Detokenizer, TextStream
+from .text import Detokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -30,14 +30,6 @@ _FAILED = "the engine failed on this request"
 
 class EngineStoppedError(Exception):
     """The engine doesn't run (any more)."""
-
-
-class Runner(Protocol):
-    """One forward pass."""
-
-    def forward(self, rows: Sequence[RunnerRow]) -> torch.Tensor:
-        """Write keys and values of all rows, return float32 logits [rows that need them, vocab], in order."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +45,6 @@ class _Abort:
 @dataclass(frozen=True, slots=True)
 class _Stop:
     pass
-
-
-@dataclass(slots=True)
-class _Live:
-    """A request that isn't finished. Choices past the first wait for its first token, to share its prompt's blocks."""
-
-    request: GenerationRequest
-    sequences: dict[int, EngineSequence] = field(default_factory=dict)
-    texts: dict[int, TextStream] = field(default_factory=dict)
-    num_choices_to_start: int = 0
 
 
 class Engine:
@@ -91,17 +73,14 @@ class Engine:
                 f"({scheduler.blocks.num_blocks} blocks of {scheduler.block_size}): one sequence must fit alone"
             )
         self.max_model_len = max_model_len
-        self._runner = runner
-        self._sampler = sampler
+        self._forward = Forward(runner)
+        self._drawing = Drawing(sampler, eos_token_ids)
         self._scheduler = scheduler
         self._metrics = metrics
-        self._new_detokenizer = new_detokenizer
-        self._eos_token_ids = eos_token_ids
         self._clock = clock
         self._publish: Callable[[Sequence[Output]], None] = _drop
         self._inbox: SimpleQueue[_Submit | _Abort | _Stop] = SimpleQueue()
-        self._live: dict[str, _Live] = {}
-        self._next_sequence_id = 0
+        self._live = LiveRequests(scheduler, metrics, new_detokenizer=new_detokenizer, eos_token_ids=eos_token_ids)
         self._is_stopped = False
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
 
@@ -167,10 +146,7 @@ class Engine:
     def check_integrity(self) -> None:
         """Raise unless scheduler, blocks and requests agree. On the engine's thread, or while it is not running."""
         self._scheduler.check_integrity()
-        listed = {id(sequence) for sequence in (*self._scheduler.running, *self._scheduler.waiting)}
-        known = {id(sequence) for live in self._live.values() for sequence in live.sequences.values()}
-        if listed != known:
-            raise AssertionError("the scheduler's sequences are not those of the live requests")
+        self._live.check_integrity()
 
     def _loop(self) -> None:
         while True:
@@ -185,44 +161,27 @@ class Engine:
         # Requests that came in while it stopped get their error, too.
         while not self._inbox.empty():
             self._handle(self._inbox.get())
-        self._fail(list(self._live), "the engine was stopped", is_stopped=True)
+        self._fail(self._live.request_ids, "the engine was stopped", is_stopped=True)
 
     def _handle(self, message: _Submit | _Abort | _Stop) -> None:
         match message:
             case _Submit(requests):
                 for request in requests:
-                    live = _Live(request, num_choices_to_start=request.num_choices - 1)
-                    self._live[request.request_id] = live
                     try:
-                        self._start_choice(live, request.first_choice)
+                        self._live.start(request)
                     except Exception:
                         logger.exception("request %s could not be started", request.request_id)
                         self._fail([request.request_id], _FAILED)
             case _Abort(request_ids):
                 for request_id in request_ids:
-                    self._forget(request_id)
+                    self._live.forget(request_id)
             case _Stop():
                 pass
-
-    def _start_choice(self, live: _Live, choice: int) -> None:
-        sequence = EngineSequence(self._next_sequence_id, live.request, choice, self._scheduler.blocks)
-        self._next_sequence_id += 1
-        live.sequences[choice] = sequence
-        live.texts[choice] = TextStream(
-            self._new_detokenizer(live.request.skip_special_tokens), live.request.stop, live.request.min_tokens
-        )
-        self._scheduler.add(sequence)
-
-    def _forget(self, request_id: str) -> None:
-        live = self._live.pop(request_id, None)
-        if live is not None:
-            for sequence in live.sequences.values():
-                self._scheduler.finish(sequence)
 
     def _fail(self, request_ids: Iterable[str], message: str, *, is_stopped: bool = False) -> None:
         failed = [request_id for request_id in dict.fromkeys(request_ids) if request_id in self._live]
         for request_id in failed:
-            self._forget(request_id)
+            self._live.forget(request_id)
             self._metrics.observe_failure()
         if failed:
             self._publish([ErrorOutput(request_id, message, is_stopped=is_stopped) for request_id in failed])
@@ -235,34 +194,29 @@ class Engine:
         except Exception:
             # Whose fault it is can't be told, and planning the same again would fail again.
             logger.exception("planning a step failed; every request fails")
-            self._fail(list(self._live), "the engine could not plan a step")
+            self._fail(self._live.request_ids, "the engine could not plan a step")
             return
         for row in step.rows:
             if row.sequence.scheduled_s is None:
                 row.sequence.scheduled_s = started_s
                 row.sequence.cached_prompt_tokens = row.sequence.computed_tokens
                 self._metrics.observe_scheduled(row.sequence.num_prompt_tokens, row.sequence.cached_prompt_tokens)
-        last_rows = [row for row in step.rows if row.reaches_end]
-        try:
-            forward_s, logits = self._forward(step.rows)
-        except Exception:
-            logger.exception("a step of %d sequences failed", len(step.rows))
-            self._fail((row.sequence.request.request_id for row in step.rows), _FAILED)
-            return
-        for row in step.rows:
+        forward_started_s = self._clock()
+        computed, failed_rows, logits = self._forward.run(step.rows)
+        forward_s = self._clock() - forward_started_s
+        ended = [row.sequence for row in computed if row.reaches_end]
+        for row in computed:
             row.sequence.computed(row.num_tokens)
-        tokens = self._sample([row.sequence for row in last_rows], logits)
+        tokens = self._drawing.draw(ended, logits)
         now_s = self._clock()
+        failed = [row.sequence.request.request_id for row in failed_rows]
+        failed += [sequence.request.request_id for sequence, token in zip(ended, tokens, strict=True) if token is None]
         outputs = []
-        failed = [
-            row.sequence.request.request_id for row, token in zip(last_rows, tokens, strict=True) if token is None
-        ]
-        for row, token in zip(last_rows, tokens, strict=True):
-            sequence = row.sequence
+        for sequence, token in zip(ended, tokens, strict=True):
             if token is None or sequence.request.request_id in failed:
                 continue
             try:
-                outputs.append(self._accept(sequence, token, now_s))
+                outputs.append(self._live.accept(sequence, token, now_s))
             except Exception:
                 logger.exception("request %s failed on a token", sequence.request.request_id)
                 failed.append(sequence.request.request_id)
@@ -277,109 +231,6 @@ class Engine:
             num_policy_errors=self._scheduler.num_policy_errors - num_policy_errors,
         )
 
-    def _forward(self, step_rows: Sequence[StepRow]) -> tuple[float, torch.Tensor]:
-        """The seconds it took, and the logits of the rows that reach their end."""
-        if not step_rows:
-            return 0.0, torch.empty(0)
-        rows = [
-            RunnerRow(
-                token_ids=row.token_ids,
-                start_position=row.sequence.computed_tokens,
-                block_table=row.sequence.block_table,
-                needs_logits=row.reaches_end,
-            )
-            for row in step_rows
-        ]
-        started_s = self._clock()
-        logits = self._runner.forward(rows)
-        return self._clock() - started_s, logits
-
-    def _sample(self, sequences: Sequence[EngineSequence], logits: torch.Tensor) -> list[SampledToken | None]:
-        """A token for each row of logits; None where that failed, which is no other's concern."""
-        if not sequences:
-            return []
-        try:
-            return [*self._draw(sequences, logits)]
-        except Exception:
-            logger.exception("sampling %d sequences together failed: now one by one", len(sequences))
-        tokens: list[SampledToken | None] = []
-        for position, sequence in enumerate(sequences):
-            sequence.rewind_generator()
-            try:
-                tokens += self._draw([sequence], logits[position : position + 1])
-            except Exception:
-                logger.exception("sampling request %s failed", sequence.request.request_id)
-                tokens.append(None)
-        return tokens
-
-    def _draw(self, sequences: Sequence[EngineSequence], logits: torch.Tensor) -> list[SampledToken]:
-        for position, sequence in enumerate(sequences):
-            if sequence.num_output_tokens < sequence.request.min_tokens:
-                ends = self._eos_token_ids | sequence.request.stop_token_ids
-                logits[position, list(ends)] = float("-inf")
-        return self._sampler.sample(
-            logits,
-            [sequence.request.sampling for sequence in sequences],
-            [sequence.generator for sequence in sequences],
-        )
-
-    def _accept(self, sequence: EngineSequence, token: SampledToken, now_s: float) -> TokenOutput:
-        """Append a sampled token, see whether it ends the sequence."""
-        request = sequence.request
-        live = self._live[request.request_id]
-        sequence.token_ids.append(token.token_id)
-        if sequence.first_token_s is None:
-            sequence.first_token_s = now_s
-            self._metrics.observe_first_token(now_s - sequence.arrival_s)
-        else:
-            self._metrics.observe_inter_token(now_s - (sequence.last_token_s or now_s))
-        sequence.last_token_s = now_s
-        text, finish_reason, stop_reason = self._text_and_end(sequence, live.texts[sequence.choice], token.token_id)
-        output = TokenOutput(
-            request_id=request.request_id,
-            choice=sequence.choice,
-            token=token,
-            text=text,
-            num_output_tokens=sequence.num_output_tokens,
-            timing=_timing(sequence),
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-        )
-        if finish_reason is not None:
-            self._scheduler.finish(sequence)
-            del live.sequences[sequence.choice], live.texts[sequence.choice]
-            self._metrics.observe_finished(output.timing, finish_reason, output.num_output_tokens)
-        first_choice = request.first_choice
-        while live.num_choices_to_start:
-            self._start_choice(live, first_choice + request.num_choices - live.num_choices_to_start)
-            live.num_choices_to_start -= 1
-        if not live.sequences:
-            del self._live[request.request_id]
-        return output
-
-    def _text_and_end(
-        self, sequence: EngineSequence, text: TextStream, token_id: int
-    ) -> tuple[str, FinishReason | None, str | int | None]:
-        request = sequence.request
-        if sequence.num_output_tokens >= request.min_tokens:
-            if token_id in request.stop_token_ids:
-                return text.flush(), FinishReason.STOP, token_id
-            if token_id in self._eos_token_ids and not request.ignore_eos:
-                return text.flush(), FinishReason.STOP, None
-        piece = text.push(token_id)
-        if piece.stopped_by is not None:
-            return piece.text, FinishReason.STOP, piece.stopped_by
-        if sequence.num_output_tokens >= request.max_tokens:
-            return piece.text + text.flush(), FinishReason.LENGTH, None
-        return piece.text, None, None
-
 
 def _drop(_: Sequence[Output]) -> None:
     """Before anyone subscribes."""
-
-
-def _timing(sequence: EngineSequence) -> Timing:
-    scheduled_s, first_s, last_s = sequence.scheduled_s, sequence.first_token_s, sequence.last_token_s
-    if scheduled_s is None or first_s is None or last_s is None:
-        raise AssertionError("a sequence that gave a token was scheduled")
-    return Timing(sequence.arrival_s, scheduled_s, first_s, last_s, sequence.cached_prompt_tokens)

@@ -22,7 +22,8 @@ from .api.fields import DetokenizeBody, TokenizeBody
 from .api.generate import GenerateRoute, as_api_error
 from .api.http import ClientLeftError, parse_object, read_body
 from .api.logprobs import TokenTexts
-from .api.prepare import Preparer, Tokenizer, check_ids, validate
+from .api.prepare import Preparer, validate
+from .api.prompts import Tokenizer, check_ids
 from .bridge import Bridge
 from .engine import Engine, EngineStoppedError
 from .metrics import Metrics
@@ -75,9 +76,9 @@ def build_app(
         if (body.prompt is None) == (body.messages is None):
             raise bad_request("give either prompt or messages", "prompt")
         if body.messages is not None:
-            tokens = await preparer.chat_tokens(body.messages, add_generation_prompt=body.add_generation_prompt)
+            tokens = await preparer.prompts.chat_tokens(body.messages, add_generation_prompt=body.add_generation_prompt)
         else:
-            tokens = await preparer.text_tokens(
+            tokens = await preparer.prompts.text_tokens(
                 body.prompt or "", add_special_tokens=body.add_special_tokens is not False
             )
         return _json({"count": len(tokens), "max_model_len": engine.max_model_len, "tokens": tokens})

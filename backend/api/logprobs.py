@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..sampler import SampledToken
-from .prepare import Tokenizer
+from .prompts import Tokenizer
 
 # JSON has no infinity; what vLLM and OpenAI send for a token that can't occur.
 _LOWEST = -9999.0

@@ -1,46 +1,30 @@
-"""A checked body → generation requests: template, tokens, limits."""
+"""A checked body → generation requests, within the limits."""
 
-import asyncio
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ..chat_template import ChatTemplateError
 from ..sampler import SamplingParams
 from ..sequence import GenerationRequest
 from . import refusals
 from .errors import ApiError, bad_request, from_validation
-from .fields import ChatBody, CompletionBody, GenerationBody, Message, StreamOptions
+from .fields import ChatBody, CompletionBody, GenerationBody, StreamOptions
+from .prompts import TOO_LONG, Prompts, Tokenizer, check_ids, read_prompts
 
 _MAX_CHOICES = 1024
 # Each is looked for in the text of every token.
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 4096
-_TOO_LONG = "context_length_exceeded"
 _MAX_PRIORITY = (1 << 31) - 1
 # OpenAI's and vLLM's default of text completions. Chat has none: the rest of the context.
 _DEFAULT_COMPLETION_TOKENS = 16
 
 B = TypeVar("B", bound=BaseModel)
-
-
-class Tokenizer(Protocol):
-    """What the API needs of the model's tokenizer. Called on a thread pool."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]: ...
-    def fewest_tokens(self, text: str) -> int: ...
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
-    def bytes_of(self, token_id: int, *, skip_special_tokens: bool = True) -> bytes: ...
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
-    ) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +47,7 @@ class Prepared:
 
 
 class Preparer:
-    """Turns bodies into requests. Tokenising runs on `pool`, so that a long prompt doesn't stop the event loop."""
+    """Turns bodies into requests. Tokenising runs on `pool`."""
 
     def __init__(
         self,
@@ -76,8 +60,7 @@ class Preparer:
     ) -> None:
         self.max_model_len = max_model_len
         self.model_names = tuple(model_names)
-        self._tokenizer = tokenizer
-        self._pool = pool
+        self.prompts = Prompts(tokenizer, pool, max_model_len)
         self._clock = clock
 
     async def chat(self, fields: Mapping[str, Any], header_priority: str | None) -> Prepared:
@@ -87,7 +70,7 @@ class Preparer:
         body = validate(ChatBody, fields)
         if body.top_logprobs and not body.logprobs:
             raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
-        token_ids = await self.chat_tokens(body.messages, add_generation_prompt=body.add_generation_prompt)
+        token_ids = await self.prompts.chat_tokens(body.messages, add_generation_prompt=body.add_generation_prompt)
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
@@ -108,13 +91,13 @@ class Preparer:
         refusals.refuse_unsupported(fields, refusals.COMPLETIONS)
         body = validate(CompletionBody, fields)
         self._check_sizes(body)
-        prompts = _read_prompts(body.prompt, self._tokenizer.vocab_size)
+        prompts = read_prompts(body.prompt, self.prompts.vocab_size)
         max_tokens = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         add_special_tokens = body.add_special_tokens is not False
         token_ids: list[Sequence[int]] = []
         for prompt in prompts:
             if isinstance(prompt, str):
-                prompt = await self.text_tokens(prompt, add_special_tokens=add_special_tokens)
+                prompt = await self.prompts.text_tokens(prompt, add_special_tokens=add_special_tokens)
             # Before the next one is tokenised.
             self._check_context(len(prompt), max_tokens, "prompt", "max_tokens")
             token_ids.append(prompt)
@@ -139,36 +122,7 @@ class Preparer:
         _check_choices(len(prompt), body.n)
         for item in prompt:
             if isinstance(item, list) and len(item) > self.max_model_len:
-                raise self._too_long(str(len(item)), "prompt")
-
-    async def chat_tokens(self, messages: Sequence[Message], *, add_generation_prompt: bool | None) -> list[int]:
-        """Messages through the chat template."""
-        plain = [_plain_message(message, position) for position, message in enumerate(messages)]
-
-        def render_and_encode() -> list[int]:
-            try:
-                text = self._tokenizer.apply_chat_template(
-                    plain, add_generation_prompt=add_generation_prompt is not False
-                )
-            except ChatTemplateError as error:
-                raise bad_request(f"the model's chat template refuses these messages: {error}", "messages") from error
-            return self._encode(text, "messages", add_special_tokens=False)
-
-        return await asyncio.get_running_loop().run_in_executor(self._pool, render_and_encode)
-
-    async def text_tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Plain text."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._pool, lambda: self._encode(text, "prompt", add_special_tokens=add_special_tokens)
-        )
-
-    def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
-        """Raises a 400 for what can't fit: tokenising megabytes takes seconds, and gigabytes."""
-        fewest_tokens = self._tokenizer.fewest_tokens(text)
-        if fewest_tokens > self.max_model_len:
-            raise self._too_long(f"at least {fewest_tokens}", param)
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+                raise self.prompts.too_long(str(len(item)), "prompt")
 
     def check_model(self, name: str | None) -> str:
         """The model's name. None is the model that is served. Raises a 404."""
@@ -222,7 +176,7 @@ class Preparer:
                     num_choices=num_choices,
                     first_choice=position * num_choices,
                     stop=_stop_strings(body.stop),
-                    stop_token_ids=frozenset(check_ids(body.stop_token_ids or [], self._tokenizer.vocab_size)),
+                    stop_token_ids=frozenset(check_ids(body.stop_token_ids or [], self.prompts.vocab_size)),
                     ignore_eos=bool(body.ignore_eos),
                     min_tokens=body.min_tokens or 0,
                     skip_special_tokens=body.skip_special_tokens is not False,
@@ -246,23 +200,15 @@ class Preparer:
             raise bad_request("the prompt has no tokens", prompt_param)
         room = self.max_model_len - num_prompt_tokens
         if room < 1:
-            raise self._too_long(str(num_prompt_tokens), prompt_param)
+            raise self.prompts.too_long(str(num_prompt_tokens), prompt_param)
         if max_tokens is not None and max_tokens > room:
             raise bad_request(
                 f"the prompt has {num_prompt_tokens} tokens and {max_tokens_param} is {max_tokens}, "
                 f"{num_prompt_tokens + max_tokens} together; this model's context is {self.max_model_len} tokens",
                 max_tokens_param,
-                _TOO_LONG,
+                TOO_LONG,
             )
         return room
-
-    def _too_long(self, num_tokens: str, param: str) -> ApiError:
-        return bad_request(
-            f"the prompt has {num_tokens} tokens; this model's context is {self.max_model_len} tokens, "
-            "and the answer needs at least one of them",
-            param,
-            _TOO_LONG,
-        )
 
 
 def validate(model: type[B], fields: Mapping[str, Any]) -> B:
@@ -302,52 +248,3 @@ def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
             f"stop: at most {MAX_STOP_STRINGS} strings of {MAX_STOP_CHARACTERS} characters together", "stop"
         )
     return strings
-
-
-def check_ids(token_ids: Sequence[int], vocab_size: int, param: str = "stop_token_ids") -> Sequence[int]:
-    for token_id in token_ids:
-        if not 0 <= token_id < vocab_size:
-            raise bad_request(f"{param}: token id {token_id} is outside the vocabulary of {vocab_size}", param)
-    return token_ids
-
-
-def _read_prompts(prompt: str | list[Any], vocab_size: int) -> list[str | Sequence[int]]:
-    """OpenAI's four shapes: a text, texts, token ids, lists of token ids."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise bad_request("prompt: must not be empty", "prompt")
-    if all(type(item) is int for item in prompt):
-        return [check_ids(prompt, vocab_size, "prompt")]
-    prompts: list[str | Sequence[int]] = []
-    for item in prompt:
-        if isinstance(item, list) and all(type(token_id) is int for token_id in item):
-            prompts.append(check_ids(item, vocab_size, "prompt"))
-        elif isinstance(item, str):
-            prompts.append(item)
-        else:
-            raise bad_request("prompt: must be a text, a list of texts, token ids, or lists of token ids", "prompt")
-    if len({type(item) for item in prompts}) > 1:
-        raise bad_request("prompt: texts and token ids can't be mixed", "prompt")
-    return prompts
-
-
-def _plain_message(message: Message, position: int) -> dict[str, Any]:
-    """A message with its text parts joined."""
-    content = message.content
-    if isinstance(content, list):
-        texts = []
-        for index, part in enumerate(content):
-            param = f"messages.{position}.content.{index}"
-            if part.get("type") != "text":
-                raise bad_request(f"{param}: only parts of type text are supported", param, "unsupported_content")
-            if not isinstance(part.get("text"), str):
-                raise bad_request(f"{param}.text: must be a string", f"{param}.text")
-            texts.append(part["text"])
-        content = "".join(texts)
-    if content is None:
-        content = ""
-    plain: dict[str, Any] = {"role": message.role, "content": content}
-    if message.name is not None:
-        plain["name"] = message.name
-    return plain

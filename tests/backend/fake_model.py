@@ -137,6 +137,8 @@ def make_engine(
     enable_prefix_caching: bool = True,
     order: str = "fcfs",
     composer: Composer | None = None,
+    sampler: Sampler | None = None,
+    new_detokenizer: Callable[[bool], Any] | None = None,
     clock: Callable[[], float] | None = None,
 ) -> tuple[Engine, FakeRunner, Scheduler, Metrics]:
     """An engine over the fake model, not started."""
@@ -151,10 +153,10 @@ def make_engine(
     tokenizer: Any = FakeTokenizer()
     engine = Engine(
         runner,
-        Sampler(),
+        sampler or Sampler(),
         scheduler,
         metrics,
-        new_detokenizer=lambda skip: Detokenizer(tokenizer, skip_special_tokens=skip),
+        new_detokenizer=new_detokenizer or (lambda skip: Detokenizer(tokenizer, skip_special_tokens=skip)),
         eos_token_ids=FakeTokenizer.eos_token_ids,
         max_model_len=max_model_len or num_blocks * block_size,
         clock=clock or FakeClock(),

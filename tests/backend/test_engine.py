@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,12 @@ from backend.engine import EngineStoppedError
 from backend.outputs import FinishReason
 from backend.runner import RunnerRow
 from backend.sampler import SampledToken, Sampler, SamplingParams
+from backend.tokenizer import Detokenizer
 from policies.batching import Composer
 from policies.types import EngineLike, StepPlan, StepRow
 
 from .collect import Collected, collect, run_all
-from .fake_model import EOS, expected_tokens, make_engine, request
+from .fake_model import EOS, FakeTokenizer, expected_tokens, make_engine, request
 
 
 def prompt(length: int, start: int = 1) -> list[int]:
@@ -110,8 +112,7 @@ def test_a_sampler_that_fails_for_one_row_fails_that_request_alone() -> None:
             return tokens
 
     def said(*, with_bad: bool) -> Collected:
-        engine, _, _, _ = make_engine()
-        engine._sampler = Failing()
+        engine, _, _, _ = make_engine(sampler=Failing())
         collected = collect(engine)
         hot = {f"hot {seed}": SamplingParams(temperature=4.0, seed=seed) for seed in range(3)}
         requests = [
@@ -144,10 +145,9 @@ def test_a_detokenizer_that_fails_fails_its_request_alone() -> None:
         def flush(self) -> str:
             return ""
 
-    engine, _, _, _ = make_engine()
+    tokenizer: Any = FakeTokenizer()
+    engine, _, _, _ = make_engine(new_detokenizer=lambda skip: Detokenizer(tokenizer) if skip else Failing())
     collected = collect(engine)
-    new = engine._new_detokenizer
-    engine._new_detokenizer = lambda skip: new(skip) if skip else Failing()
     engine.submit(
         [request("good", prompt(5), 6, ignore_eos=True), request("bad", prompt(6), 6, skip_special_tokens=False)]
     )
@@ -263,6 +263,31 @@ def test_an_abort_of_a_waiting_request_removes_it() -> None:
     engine.abort(["waits"])
     run_all(engine)
     assert collected.tokens("waits") == []
+
+
+def test_a_request_that_the_model_fails_on_fails_alone() -> None:
+    """Those that were computed beside it, prefills and decodes, say what they say without it; all its choices end."""
+    engine, runner, _, _ = make_engine()
+    collected = collect(engine)
+
+    def fail(rows: Sequence[RunnerRow]) -> None:
+        if any(row.start_position + len(row.token_ids) == 12 and row.token_ids[-1] == 77 for row in rows):
+            raise RuntimeError("planted")
+
+    runner.before_forward = fail
+    engine.submit(
+        [
+            request("decodes", prompt(5), 20, ignore_eos=True),
+            request("bad", [*prompt(11, 4), 77], 20, num_choices=2),
+            request("beside", prompt(30, 6), 20, ignore_eos=True),
+        ]
+    )
+    run_all(engine)
+    assert list(collected.errors) == ["bad"]
+    assert collected.tokens("bad") == []
+    assert collected.tokens("decodes") == expected_tokens(prompt(5), 20, ignore_eos=True)
+    assert collected.tokens("beside") == expected_tokens(prompt(30, 6), 20, ignore_eos=True)
+    assert engine.held_blocks == 0
 
 
 def test_a_failing_step_fails_its_requests_only_and_the_engine_goes_on() -> None:
