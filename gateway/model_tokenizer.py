@@ -16,6 +16,8 @@ from .chat_template import ChatTemplate, Messages, TemplateRefused
 from .encoders import Encoder, TokenizersEncoder, tiktoken_encoder
 from .tokenizer_sample import sample_prompts, sample_texts
 
+TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+"""What is read of a model's folder; the first must be there."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -67,14 +69,14 @@ class ModelTokenizer:
         Takes 0.5 to 4 seconds, most of it to make sure of the quicker encoder. Raises TokenizerLoadError.
         """
         try:
-            content = (folder / "tokenizer.json").read_bytes()
+            content = (folder / TOKENIZER).read_bytes()
             backend = Tokenizer.from_str(content.decode())
         except Exception as error:  # tokenizers raises bare exceptions
-            raise TokenizerLoadError(f"{folder / 'tokenizer.json'}: {error}") from error
+            raise TokenizerLoadError(f"{folder / TOKENIZER}: {error}") from error
         # Counts are of whole prompts, whatever training once cut or filled up.
         backend.no_truncation()
         backend.no_padding()
-        settings = _settings(folder / "tokenizer_config.json")
+        settings = _settings(folder / SETTINGS)
         source = _template_source(folder, settings)
         try:
             template = None if source is None else ChatTemplate(source, _special_tokens(settings))
@@ -139,13 +141,26 @@ def _settings(path: Path) -> Mapping[str, Any]:
     return data
 
 
+def versions_of(folder: Path) -> tuple[tuple[int, int, int] | None, ...]:
+    """What tells the files from those of the same names before: equal where none has changed."""
+
+    def version(name: str) -> tuple[int, int, int] | None:
+        try:
+            found = (folder / name).stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    return tuple(version(name) for name in (TOKENIZER, SETTINGS, TEMPLATE))
+
+
 def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
     try:
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        return (folder / TEMPLATE).read_text(encoding="utf-8")
     except FileNotFoundError:
         pass
     except (OSError, UnicodeDecodeError) as error:
-        raise TokenizerLoadError(f"{folder / 'chat_template.jinja'}: {error}") from error
+        raise TokenizerLoadError(f"{folder / TEMPLATE}: {error}") from error
     template = settings.get("chat_template")
     if isinstance(template, list):  # several, by name
         named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}

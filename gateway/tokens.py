@@ -25,7 +25,7 @@ from .chat_template import TemplateRefused
 from .config_sections import ModelConfig
 from .digest_cache import DigestCache, digest, scope_of
 from .local_counter import LocalCounter, Work
-from .model_tokenizer import ModelTokenizer
+from .model_tokenizer import ModelTokenizer, versions_of
 from .prompt_size import given_ids, num_prompts, num_text_bytes
 from .replica import Replica
 from .replica_counter import ReplicaCounter
@@ -78,9 +78,9 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Loaded:
-    """A tokenizer and where it is from. Equal to itself only."""
+    """A tokenizer and where it is from: the folder, and which versions of its files. Equal to itself only."""
 
-    path: Path
+    source: tuple[object, ...]
     tokenizer: ModelTokenizer
 
 
@@ -116,7 +116,7 @@ class TokenCounter:
         self.use(await self.load(self._models))
 
     async def load(self, models: Sequence[ModelConfig]) -> "dict[str, _Loaded]":
-        """The tokenizers of these models for `use`; those that are in use aren't loaded again.
+        """The tokenizers of these models for `use`; those that are in use are loaded again only if their files changed.
 
         Raises TokenizerLoadError.
         """
@@ -125,11 +125,12 @@ class TokenCounter:
             if (path := model.tokenizer) is None:
                 continue
             known = self._tokenizers.get(model.name)
-            if known is None or known.path != path:
+            source = (path, *await asyncio.to_thread(versions_of, path))
+            if known is None or known.source != source:
                 tokenizer = await asyncio.to_thread(self._load, path)
                 why = "" if tokenizer.why is None else f" ({tokenizer.why})"
                 logger.info("tokens of %s are counted with %s%s", model.name, tokenizer.encoder.name, why)
-                known = _Loaded(path, tokenizer)
+                known = _Loaded(source, tokenizer)
             loaded[model.name] = known
         return loaded
 

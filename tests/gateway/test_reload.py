@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.api.fields import read_chat
 from gateway.app import Gateway
 from gateway.config import GatewayConfig, parse_config
 from gateway.config_errors import ConfigError
@@ -19,6 +20,7 @@ from tests.support.asgi import HandDriven
 from tests.support.fake_replica import DONE, Call, FakeReplica, answers, delta, hangs
 from tests.support.gateways import BODY, CHAT, STREAM_BODY, assert_nothing_held, configured, gateway_for
 from tests.support.serve import until
+from tests.support.tokenizer_folders import make_folder
 
 from .test_cli import DEADLINE_S, Process, ready, tailgate
 
@@ -176,6 +178,25 @@ async def test_a_configuration_that_fails_changes_nothing(tmp_path: Path) -> Non
                 await gateway.reload(good.model_copy(update={name: value}))
             assert gateway.config is before
             assert await status_of(gateway) == 200
+
+
+async def test_tokenizers_are_loaded_again_when_their_files_changed(tmp_path: Path) -> None:
+    """At the same path too, as a new version of a model's files is put in place; others stay loaded."""
+    folder = make_folder(tmp_path)
+    fields = read_chat(BODY, [], 64)
+    async with FakeReplica(answers()) as replica, gateway_for(replica) as gateway:
+        config = config_of(replica, models=[{"name": "m1", "tokenizer": str(folder)}])
+
+        async def counted() -> int:
+            await gateway.reload(config)
+            count = await gateway.tokens.count(fields, "m1", (), waits=True)
+            assert count.source == "local"
+            return count.prompt_tokens
+
+        first, used = await counted(), gateway.tokens.encoders
+        assert (await counted(), gateway.tokens.encoders) == (first, used)
+        (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }} and much, much more than before")
+        assert await counted() > first
 
 
 async def test_what_comes_of_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
