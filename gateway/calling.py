@@ -108,6 +108,8 @@ class Caller:
         upstream = self._upstreams.of(call.replica_id, replica.url)
         body = sending.body_for(replica, place.request.model)
         exchange = upstream.exchange(sending.head_for(replica, call.lane, upstream.authority, len(body)), body)
+        num_body_bytes = len(sending.body)
+        del body
         place.on_stop = exchange.stop
         relay = Relay(
             exchange,
@@ -134,12 +136,13 @@ class Caller:
             if is_busy and self._may_retry(record, place, tried):
                 raise _ElsewhereError(f"{call.replica_id}: status {status}")
             place.on_stop = None
+            sending.body = b""  # nobody is called after this one
             await relay.run(status, headers)
             if status < 400:
                 self._pool.report_success(call.replica_id)
             elif status in _BROKEN:
                 self._pool.report_failure(call.replica_id)
-            self._learn(relay, record, len(sending.body))
+            self._learn(relay, record, num_body_bytes)
         except UpstreamError as error:
             if place.is_stopping and isinstance(error, UpstreamClosed):
                 raise _StoppedError from error

@@ -179,7 +179,7 @@ class Cycle:
         has_date = has_server = False
         for name, value in headers:
             if name == b"content-length":
-                if self._left is not None:
+                if self._left is not None or status == 204:  # RFC 9110, 8.6
                     continue
                 self._left = int(value)
             elif name == b"date":

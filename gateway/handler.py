@@ -195,6 +195,19 @@ class Handler:
                     quota.reserve(record.prompt_tokens or 0, fields.max_output_tokens)
                 record.enter(Layer.QUEUE, self._clock())
                 request = self._request(fields, model, feature, record)
+                sending = Sending(
+                    client,
+                    send,
+                    head,
+                    body,
+                    route,
+                    raw_headers,
+                    query,
+                    feature,
+                    fields.model,
+                    is_restricted=key.models is not None,
+                )
+                del body, fields  # a large prompt is held no longer than it may have to be sent again
                 with LateCount(counted, record) as late, self._place(route, request) as place:
                     late.tell(place, request)
                     if place.admitted is not None:
@@ -202,22 +215,7 @@ class Handler:
                         record.predicted_output_tokens = place.admitted.predicted_output_tokens
                         if record.declared_lane not in (None, record.lane):
                             record.reason = record.lane_why
-                    await self._caller.answer(
-                        Sending(
-                            client,
-                            send,
-                            head,
-                            body,
-                            route,
-                            raw_headers,
-                            query,
-                            feature,
-                            fields.model,
-                            is_restricted=key.models is not None,
-                        ),
-                        place,
-                        record,
-                    )
+                    await self._caller.answer(sending, place, record)
 
     def _place(self, route: Route, request: Request) -> Place:
         return LightPlace(self._dispatcher, request, self._pool) if route.is_light else self._dispatcher.place(request)

@@ -189,6 +189,7 @@ class Exchange:
             connection = self._taken()
             await connection.wait_head()
         connection.set_limit(self._upstream.gap_s)
+        self._request = b""
         return connection.status, connection.headers
 
     def pour(self, sink: Callable[[bytes], bool]) -> Awaitable[bytes]:
