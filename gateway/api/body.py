@@ -21,6 +21,8 @@ def parse_object(body: bytes, *, max_depth: int) -> dict[str, Any]:
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError as error:
+        if "UTF-8" in error.msg:  # which goes on about surrogates
+            raise BadRequest("The request body is not valid UTF-8.") from None
         if "infinity" not in error.msg:
             raise BadRequest(f"The request body is not valid JSON: {error.msg} (character {error.pos}).") from None
         parsed = _parse_odd_numbers(body)
