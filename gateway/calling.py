@@ -95,11 +95,10 @@ class Caller:
                 return
 
     def _may_retry(self, record: Record, place: Place, tried: set[str]) -> bool:
-        return (
-            record.attempt < self.max_attempts
-            and self._can_serve(place.request.model, tried, feature=place.request.feature)
-            and self.retries.take(self._clock())
-        )
+        return self._can_serve(place.request.model, tried, feature=place.request.feature) and self._may_repeat(record)
+
+    def _may_repeat(self, record: Record) -> bool:
+        return record.attempt < self.max_attempts and self.retries.take(self._clock())
 
     async def _attempt(self, sending: Sending, place: Place, call: Call, record: Record, tried: set[str]) -> None:
         """One call. Raises _ElsewhereError or _StoppedError, which leave the request to be called again."""
@@ -148,9 +147,15 @@ class Caller:
                 raise _StoppedError from error
             if isinstance(error, ConnectFailed) and error.is_refused:
                 self._pool.report_refused(call.replica_id)
+                if not self._can_serve(place.request.model, tried, feature=place.request.feature):
+                    tried.clear()  # nothing was sent: who is alone may return while the request waits
             else:
                 self._pool.report_failure(call.replica_id)
-            if unanswered.is_given_up or self._may_retry(record, place, tried):
+            if (
+                unanswered.is_given_up
+                or (not tried and self._may_repeat(record))
+                or self._may_retry(record, place, tried)
+            ):
                 raise _ElsewhereError(f"{call.replica_id}: {error.reason}") from error
             place.end_call(Outcome.DROPPED)
             raise

@@ -26,7 +26,7 @@ SILENT_PROBES = 2
 """The same where its calls hear nothing either, while others could take them."""
 SUSPECT_S = 1.0
 """Calls that wait so long, and hear nothing, are reason to look whether it is well."""
-RECHECK_S = 1.0
+RECHECK_S = 0.5
 """A replica that is down is looked at this often, for the sake of whoever waits for its return."""
 
 

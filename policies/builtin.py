@@ -152,6 +152,6 @@ WAIT: Part[dict[str, float]] = Part(
     dict,
     {
         "max_wait_s": Option(60.0, "a request that waited longer goes first, whatever it costs", above=0.0),
-        "no_replica_grace_s": Option(2.0, "how long a request waits while no replica is available", at_least=0.0),
+        "no_replica_grace_s": Option(1.5, "how long a request waits while no replica is available", at_least=0.0),
     },
 )

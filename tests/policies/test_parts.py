@@ -461,7 +461,7 @@ class TestConfig:
         spec = PolicySpec(ordering="fcfs", options={"wait": {"max_wait_s": 7}})
         options = effective_options(spec)
         assert set(options) == {spec.ordering, spec.lanes, spec.admission, spec.routing, *(p.name for p in ALWAYS)}
-        assert options["wait"] == {"max_wait_s": 7, "no_replica_grace_s": 2.0}
+        assert options["wait"] == {"max_wait_s": 7, "no_replica_grace_s": 1.5}
         assert options["fcfs"] == {}
 
     def test_names_are_unique_over_all_roles(self) -> None:
