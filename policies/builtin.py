@@ -6,10 +6,8 @@ from .estimate.cost import CostModel
 from .estimate.output import OutputQuantiles
 from .fairness.background import BackgroundClaim
 from .fairness.drr import DeficitRoundRobin
-from .fairness.flows import FlowTurns, OneFlow
 from .fairness.port import LaneTurns
 from .fairness.single import SingleQueue
-from .fairness.vtc import VirtualTokenCounters
 from .lanes import BudgetLanes
 from .ordering.aged_sjf import AgedSjf
 from .ordering.boost import Boost
@@ -49,21 +47,6 @@ ORDERINGS: Registry[Ordering] = Registry(
                 "factor": Option(0.1, "of the fitted decay rate; less favours the short more", above=0.0, at_most=1.0),
                 "max_boost_s": Option(300.0, "seconds by which a short request may pass others", above=0.0),
                 "prior_gamma_per_s": Option(0.01, "decay rate while no traffic was seen", above=0.0),
-            },
-        ),
-    ],
-)
-
-FLOWS: Registry[FlowTurns] = Registry(
-    "flows",
-    [
-        Part("one-flow", OneFlow),
-        Part(
-            "vtc",
-            VirtualTokenCounters,
-            {
-                "input_weight": Option(1.0, "what a prompt token counts", above=0.0),
-                "output_weight": Option(2.0, "what an output token counts", above=0.0),
             },
         ),
     ],

@@ -6,7 +6,7 @@ from .admission.port import Admission
 from .estimate.cost import CostModel
 from .estimate.output import OutputQuantiles
 from .fairness.background import BackgroundClaim
-from .fairness.turns import Turns
+from .fairness.port import LaneTurns
 from .lanes import BudgetLanes
 from .ordering.port import Ordering
 from .routing.port import Routing
@@ -20,7 +20,7 @@ class Policy:
 
     name: str
     ordering: Ordering
-    turns: Turns
+    turns: LaneTurns
     admission: Admission
     routing: Routing
     lanes: BudgetLanes

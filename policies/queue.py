@@ -1,9 +1,8 @@
 """The waiting requests: heaps by lane and pool, with removal by invalidation."""
 
 import heapq
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Sequence
 
-from .fairness.flows import FlowKey
 from .job import Job, PoolKey
 from .lifecycle import State
 from .types import Lane
@@ -12,7 +11,7 @@ _Entry = tuple[float, int, int, Job]  # key, seq, ticket, job: seq is unique, so
 
 
 class WaitingQueue:
-    """Answers "which is first" by key within a flow, lane and pool, by arrival within a pool, by deadline over all.
+    """Answers "which is first" by key within a lane and pool, by arrival within a pool, and by deadline over all.
 
     A job that leaves is only marked (its ticket moves on); dead entries are dropped when they reach the top, and a
     heap is rebuilt when most of it is dead, so everything is O(log n) amortised and memory follows what waits.
@@ -21,11 +20,11 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self._by_flow: dict[FlowKey, dict[Lane, dict[PoolKey, list[_Entry]]]] = {}
+        self._by_lane: dict[Lane, dict[PoolKey, list[_Entry]]] = {lane: {} for lane in Lane}
         self._arrivals = _Arrivals()
         self._background_arrivals = _Arrivals()
         self._by_deadline: list[_Entry] = []
-        self._num_in: dict[tuple[FlowKey, Lane, PoolKey], int] = {}
+        self._num_in: dict[tuple[Lane, PoolKey], int] = {}
         self._num_by_lane = dict.fromkeys(Lane, 0)
         self.only: Job | None = None
         """The job that waits, if it came into an empty queue and is alone still."""
@@ -46,16 +45,15 @@ class WaitingQueue:
 
     def _push(self, job: Job) -> None:
         job.ticket += 1
-        flow, pool, lane, request = job.flow, job.pool, job.lane, job.request
-        heaps = self._by_flow.setdefault(flow, {}).setdefault(lane, {})
-        heapq.heappush(heaps.setdefault(pool, []), (job.key, job.seq, job.ticket, job))
+        pool, lane, request = job.pool, job.lane, job.request
+        heapq.heappush(self._by_lane[lane].setdefault(pool, []), (job.key, job.seq, job.ticket, job))
         self._arrivals_of(lane).add(job)
         if request.deadline_s is not None:
             heapq.heappush(self._by_deadline, (request.deadline_s, job.seq, job.ticket, job))
-        self._num_in[flow, lane, pool] = self._num_in.get((flow, lane, pool), 0) + 1
+        self._num_in[lane, pool] = self._num_in.get((lane, pool), 0) + 1
 
     def remove(self, job: Job) -> None:
-        """Takes a waiting job out; its flow, lane, pool and slot tokens must be those it was added with."""
+        """Takes a waiting job out; its lane, pool and slot tokens must be those it was added with."""
         self._num_by_lane[job.lane] -= 1
         self.num_requests -= 1
         self.num_tokens -= job.slot_tokens
@@ -63,18 +61,12 @@ class WaitingQueue:
             self.only = None
             return
         job.ticket += 1
-        flow, pool, lane = job.flow, job.pool, job.lane
-        lanes = self._by_flow[flow]
-        heaps = lanes[lane]
-        self._num_in[flow, lane, pool] = num_left = self._num_in[flow, lane, pool] - 1
-        if num_left:
-            _compact(heaps[pool], num_left)
+        pool, lane = job.pool, job.lane
+        self._num_in[lane, pool] -= 1
+        if not self._num_in[lane, pool]:
+            del self._num_in[lane, pool], self._by_lane[lane][pool]
         else:
-            del self._num_in[flow, lane, pool], heaps[pool]
-            if not heaps:
-                del lanes[lane]
-                if not lanes:
-                    del self._by_flow[flow]
+            _compact(self._by_lane[lane][pool], self._num_in[lane, pool])
         self._arrivals_of(lane).remove(pool)
         _compact(self._by_deadline, self.num_requests)
 
@@ -83,30 +75,14 @@ class WaitingQueue:
 
     def pools(self) -> Collection[PoolKey]:
         """Every pool in which something waits."""
-        if self.only is not None:
-            return (self.only.pool,)
-        return self._arrivals.pools() | self._background_arrivals.pools()
+        return {pool for _, pool in self._num_in} if self.only is None else (self.only.pool,)
 
-    def flows(self) -> Collection[FlowKey]:
-        """Every flow of which something waits."""
-        return self._by_flow if self.only is None else (self.only.flow,)
-
-    def waits_in(self, flow: FlowKey, lane: Lane) -> bool:
-        """Whether anything of this flow waits in this lane."""
-        if self.only is not None:
-            return self.only.flow == flow and self.only.lane is lane
-        return lane in self._by_flow.get(flow, ())
-
-    def lanes(self, flow: FlowKey) -> Collection[Lane]:
-        """The lanes in which something of this flow waits."""
-        return self._by_flow[flow] if self.only is None else (self.only.lane,)
-
-    def heads(self, flow: FlowKey, lane: Lane) -> Sequence[Job]:
-        """The first of each pool in this lane of this flow, in order; the flow must wait."""
+    def heads(self, lane: Lane) -> Sequence[Job]:
+        """The first of each pool in this lane, in order."""
         if self.only is not None:
             return (self.only,) if self.only.lane is lane else ()
-        heaps = self._by_flow[flow].get(lane)
-        if heaps is None:
+        heaps = self._by_lane[lane]
+        if not heaps:
             return ()
         heads = [_top(heap) for heap in heaps.values()]
         if len(heads) > 1:
@@ -139,8 +115,7 @@ class WaitingQueue:
             return [self.only]
         live = {
             entry[1]: entry[3]
-            for lanes in self._by_flow.values()
-            for heaps in lanes.values()
+            for heaps in self._by_lane.values()
             for heap in heaps.values()
             for entry in heap
             if _is_live(entry)
@@ -170,9 +145,6 @@ class _Arrivals:
             del self._num_in[pool], self._heaps[pool]
         else:
             _compact(self._heaps[pool], self._num_in[pool])
-
-    def pools(self) -> Set[PoolKey]:
-        return self._num_in.keys()
 
     def oldest(self) -> list[Job]:
         oldest = [_top(heap) for heap in self._heaps.values()]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 
-from .fairness.flows import FlowKey
 from .job import Job, PoolKey
 from .policy import Policy
 from .queue import WaitingQueue
@@ -42,38 +41,17 @@ class Selection:
             waiting_for = [slots for slots in self.eligible(job.pool) if slots.replica.replica_id not in reserved]
             if waiting_for:
                 reserved.add(min(waiting_for, key=lambda slots: slots.in_flight_tokens).replica.replica_id)
-        turns = self._policy.turns
-        held: set[tuple[Lane, PoolKey]] = set()
-        num_places = len(self._queue.pools()) * sum(self._queue.num_in_lane(lane) > 0 for lane in _TURN_LANES)
-        for flow in turns.flows.in_order(self._queue.flows()):
-            if len(held) == num_places:  # nobody else can go: a thousand flows aren't looked at in vain
-                break
-            if heads := self._heads(flow, reserved, held):
-                return heads[
-                    turns.lanes(flow).next_lane({lane: (job.key, job.cost_s) for lane, (job, _) in heads.items()})
-                ]
-        return self._idle_capacity(reserved)
-
-    def _heads(
-        self, flow: FlowKey, reserved: set[str], held: set[tuple[Lane, PoolKey]]
-    ) -> dict[Lane, tuple[Job, list[ReplicaSlots]]]:
-        """The first request of each of the flow's lanes that can go now, with where it can.
-
-        `held`: where a flow whose turn came earlier has a request that doesn't fit, which nobody in the same lane and
-        pool may pass: else those of others that are small enough could hold it up for ever.
-        """
         heads: dict[Lane, tuple[Job, list[ReplicaSlots]]] = {}
-        lanes = self._queue.lanes(flow)
         for lane in _TURN_LANES:
-            if lane in lanes:
-                for job in self._queue.heads(flow, lane):
-                    if (lane, job.pool) in held:
-                        continue
-                    if room := self.with_room(job, reserved):
-                        heads[lane] = (job, room)
-                        break
-                    held.add((lane, job.pool))
-        return heads
+            for job in self._queue.heads(lane):
+                if room := self.with_room(job, reserved):
+                    heads[lane] = (job, room)
+                    break
+        if heads:
+            return heads[
+                self._policy.turns.next_lane({lane: (job.key, job.cost_s) for lane, (job, _) in heads.items()})
+            ]
+        return self._idle_capacity(reserved)
 
     def _choose_only(self, job: Job, now_s: float) -> tuple[Job, list[ReplicaSlots]] | None:
         """What the rules come to where nobody else waits."""
@@ -81,7 +59,7 @@ class Selection:
         if not room:
             return None
         if job.lane is not Lane.BACKGROUND and now_s - job.request.arrival_s < self._policy.max_wait_s:
-            self._policy.turns.lanes(job.flow).next_lane({job.lane: (job.key, job.cost_s)})
+            self._policy.turns.next_lane({job.lane: (job.key, job.cost_s)})
         return job, room
 
     def _overdue(self, now_s: float) -> list[Job]:
@@ -99,12 +77,15 @@ class Selection:
         """Background work runs where nobody else waits."""
         if not self._queue.num_in_lane(Lane.BACKGROUND):
             return None
-        wanted = {slots.replica.replica_id for job in self._queue.oldest() for slots in self.eligible(job.pool)}
-        closed = reserved | wanted
-        for flow in self._policy.turns.flows.in_order(self._queue.flows()):
-            for job in self._queue.heads(flow, Lane.BACKGROUND):
-                if room := self.with_room(job, closed):
-                    return job, room
+        wanted = {
+            slots.replica.replica_id
+            for lane in _TURN_LANES
+            for job in self._queue.heads(lane)
+            for slots in self.eligible(job.pool)
+        }
+        for job in self._queue.heads(Lane.BACKGROUND):
+            if room := self.with_room(job, reserved | wanted):
+                return job, room
         return None
 
     def eligible(self, pool: PoolKey) -> list[ReplicaSlots]:

@@ -2,19 +2,16 @@
 
 import itertools
 import random
-from typing import Any
 
 import pytest
 
-from policies.builtin import ADMISSIONS, FLOWS, ORDERINGS, ROUTINGS, TURNS
+from policies.builtin import ADMISSIONS, ORDERINGS, ROUTINGS, TURNS
 from policies.config import PolicySpec, build_policy
 from policies.dispatch import DispatchCore
 from policies.types import Call, Lane, Outcome, Sample
 from tests.policies.support import FakeReplica, FakeRequest, World, make_core, random_requests
 
-COMPOSITIONS = list(
-    itertools.product(ORDERINGS.names(), FLOWS.names(), TURNS.names(), ADMISSIONS.names(), ROUTINGS.names())
-)
+COMPOSITIONS = list(itertools.product(ORDERINGS.names(), TURNS.names(), ADMISSIONS.names(), ROUTINGS.names()))
 REPLICAS = (
     FakeReplica("r1", max_in_flight_tokens=5000, max_prefill_tokens=1000),
     FakeReplica("r2", max_in_flight_tokens=3000, max_prefill_tokens=500),
@@ -27,7 +24,6 @@ def service_s(request: FakeRequest) -> float:
 
 def composed(
     ordering: str,
-    flows: str,
     lanes: str,
     admission: str,
     routing: str,
@@ -36,14 +32,7 @@ def composed(
     **wait: float,
 ) -> DispatchCore:
     options = {"cost": {"prefill_s_per_token": 0.001, "decode_s_per_token": 0.02}, "wait": wait}
-    spec: dict[str, Any] = {
-        "ordering": ordering,
-        "flows": flows,
-        "lanes": lanes,
-        "admission": admission,
-        "routing": routing,
-    }
-    return make_core(*replicas, **spec, options=options)
+    return make_core(*replicas, ordering=ordering, lanes=lanes, admission=admission, routing=routing, options=options)
 
 
 @pytest.fixture
@@ -114,12 +103,10 @@ class TestEveryPolicy:
     def test_bounds_what_background_work_waits_and_takes(self, composition: tuple[str, ...], seed: int) -> None:
         """Under a load that never ends each background request goes, in order of arrival, at its stated pace."""
         max_wait_s, max_share = 5.0, 0.2
-        spec: dict[str, Any] = dict(
-            zip(("ordering", "flows", "lanes", "admission", "routing"), composition, strict=True)
-        )
+        ordering, lanes, admission, routing = composition
         options = {"background": {"max_wait_s": max_wait_s, "max_share": max_share}, "wait": {"max_wait_s": 1000.0}}
         replica = FakeReplica(max_in_flight_requests=1)
-        core = make_core(replica, **spec, options=options)
+        core = make_core(replica, ordering=ordering, lanes=lanes, admission=admission, routing=routing, options=options)
         world = World(core, lambda _: 0.1)
         rng = random.Random(seed)
         for index in range(600):
@@ -184,7 +171,6 @@ def test_every_ordering_bounds_overtaking(ordering: str, seed: int) -> None:
     replica = FakeReplica(max_in_flight_requests=1)
     spec = PolicySpec(
         ordering=ordering,
-        flows="one-flow",
         lanes="single",
         options={"cost": {"prefill_s_per_token": 0.001, "decode_s_per_token": 0.02}, "wait": {"max_wait_s": 1e6}},
     )

@@ -84,7 +84,8 @@ Behaviour = Callable[[Call], Awaitable[None]]
 
 
 class FakeReplica:
-    """A running one, as an async context manager. `owned_by` is how it names its kind, `pages` has more GET answers.
+    """A running one, as an async context manager. `owned_by` is how it names its kind, `pages` has more GET answers:
+    bytes as they are, anything else as JSON.
 
     `received` lists the POSTs; `num_open` counts the connections that are open now; `num_aborted` the calls whose peer
     closed before the behaviour was done; `num_running` the behaviours that run. While `is_answering_health` is
@@ -176,7 +177,7 @@ class FakeReplica:
             data = [{"id": name, "object": "model", "owned_by": self.owned_by} for name in self.models]
             await call.whole(json.dumps({"object": "list", "data": data}).encode())
         elif (page := self.pages.get(call.received.path.partition("?")[0])) is not None:
-            await call.whole(json.dumps(page).encode())
+            await call.whole(page if isinstance(page, bytes) else json.dumps(page).encode())
         else:
             await call.whole(b"{}", status=404)
 

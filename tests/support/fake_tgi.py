@@ -1,4 +1,6 @@
-"""A double of Text Generation Inference 3, which can't run here: its routes, shapes, headers and ways to fail.
+"""A double of Text Generation Inference 3: its routes, shapes, headers, metrics and ways to fail, read off its sources.
+
+The server itself was never run with this project.
 
 It "generates" the words of a fixed text, a token each. `may_go_on` is awaited between the first token and the rest.
 """
@@ -21,11 +23,20 @@ INFO = {
 }
 
 
+METRICS = b"""# TYPE tgi_queue_size gauge
+tgi_queue_size 3
+# TYPE tgi_batch_current_size gauge
+tgi_batch_current_size 2
+# TYPE tgi_request_duration histogram
+tgi_request_duration_bucket{le="+Inf"} 7
+"""
+
+
 class FakeTgi(FakeReplica):
     """A running one, as an async context manager. While `is_overloaded`, it has no permit for anybody."""
 
     def __init__(self) -> None:
-        super().__init__(self._serve_post, models=(MODEL,), owned_by=MODEL, pages={"/info": INFO})
+        super().__init__(self._serve_post, models=(MODEL,), owned_by=MODEL, pages={"/info": INFO, "/metrics": METRICS})
         self.is_overloaded = False
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
@@ -69,14 +80,14 @@ class FakeTgi(FakeReplica):
             ("x-queue-time", "4"),
             ("x-inference-time", "16"),
             ("x-time-per-token", "3"),
+            ("x-compute-characters", str(len(body["inputs"]))),
             ("x-prompt-tokens", str(len(body["inputs"].split()))),
             ("x-generated-tokens", str(len(words))),
         ]
         await call.whole(json.dumps([answer] if in_list else answer).encode(), headers=headers)
 
     async def _stream(self, call: Call, body: dict[str, Any]) -> None:
-        headers = [("content-type", "text/event-stream"), ("x-compute-type", "cpu"), ("x-accel-buffering", "no")]
-        await call.head(headers=headers)
+        await call.head(headers=_stream_headers(len(body["inputs"])))
         if (refusal := self._refusal(body)) is not None:
             await call.chunk(tgi_event(refusal[1]))
             await call.end()
@@ -92,11 +103,40 @@ class FakeTgi(FakeReplica):
             error = {"error": f"adapter {body['model']} not found", "error_type": "validation"}
             await call.whole(json.dumps(error).encode(), status=422)
             return
+        if body.get("stream"):
+            await self._chat_stream(call, body)
+            return
         message = {"role": "assistant", "content": "".join(WORDS)}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 3, "completion_tokens": len(WORDS), "total_tokens": 3 + len(WORDS)}
-        answer = {"object": "chat.completion", "id": "", "model": MODEL, "choices": [choice], "usage": usage}
-        await call.whole(json.dumps(answer).encode())
+        await call.whole(json.dumps(_chat("chat.completion", choices=[choice], usage=_USAGE)).encode())
+
+    async def _chat_stream(self, call: Call, body: dict[str, Any]) -> None:
+        await call.head(headers=_stream_headers(0))
+        for number, word in enumerate(WORDS, start=1):
+            delta = {"role": "assistant", "content": word}
+            choice = {"index": 0, "delta": delta, "finish_reason": "stop" if number == len(WORDS) else None}
+            await call.chunk(tgi_event(_chat("chat.completion.chunk", choices=[choice])))
+            await self.may_go_on.wait()
+        if (body.get("stream_options") or {}).get("include_usage"):
+            await call.chunk(tgi_event(_chat("chat.completion.chunk", choices=[], usage=_USAGE)))
+        await call.chunk(b"data:[DONE]\n\n")
+        await call.end()
+
+
+_USAGE = {"prompt_tokens": 3, "completion_tokens": len(WORDS), "total_tokens": 3 + len(WORDS)}
+
+
+def _chat(kind: str, **members: Any) -> dict[str, Any]:
+    return {"object": kind, "id": "", "created": 1, "model": MODEL, "system_fingerprint": "3.3.0", **members}
+
+
+def _stream_headers(num_characters: int) -> list[tuple[str, str]]:
+    return [
+        ("content-type", "text/event-stream"),
+        ("x-compute-type", "cpu"),
+        ("x-compute-characters", str(num_characters)),
+        ("x-accel-buffering", "no"),
+    ]
 
 
 def _words(body: dict[str, Any]) -> tuple[str, ...]:
