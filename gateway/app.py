@@ -90,6 +90,7 @@ class Gateway:
         self._caller = Caller(
             max_attempts=config.limits.max_attempts,
             retries=_retry_budget(config),
+            heartbeat_s=config.streams.heartbeat_s,
             pool=self.pool,
             upstreams=self.upstreams,
             unanswered=self._unanswered,
@@ -201,6 +202,7 @@ class Gateway:
         self._cors = _cors(config)
         self._handler.reconfigure(_bounds(config))
         self._caller.max_attempts, self._caller.retries = config.limits.max_attempts, _retry_budget(config)
+        self._caller.heartbeat_s = config.streams.heartbeat_s
         if config.policy != before.policy:
             self.dispatcher.set_policy(build_policy(config.policy.spec()))
         kept = {replica.id: replica.url for replica in config.replicas} if config.timeouts == before.timeouts else {}

@@ -45,13 +45,14 @@ class CanServe(Protocol):
 
 
 class Caller:
-    """One for the whole gateway; it keeps no state of a request. `max_attempts` and `retries` may be replaced."""
+    """One for the whole gateway; it keeps no state of a request. What is public may be replaced at any time."""
 
     def __init__(
         self,
         *,
         max_attempts: int,
         retries: RetryBudget,
+        heartbeat_s: float | None,
         pool: Replicas,
         upstreams: Upstreams,
         unanswered: UnansweredCalls,
@@ -61,6 +62,7 @@ class Caller:
     ) -> None:
         self.max_attempts = max_attempts
         self.retries = retries
+        self.heartbeat_s = heartbeat_s
         self._pool = pool
         self._upstreams = upstreams
         self._unanswered = unanswered
@@ -120,6 +122,7 @@ class Caller:
             scanner=sending.route.scanner,
             errors=sending.route.errors,
             wants_timing=sending.head.wants_timing,
+            heartbeat_s=self.heartbeat_s,
         )
         unanswered = self._unanswered.add(call.replica_id, exchange, lambda: self._may_retry(record, place, tried))
         try:

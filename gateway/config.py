@@ -24,6 +24,7 @@ from .config_sections import (
     Probes,
     ReplicaConfig,
     Section,
+    Streams,
     Timeouts,
 )
 from .config_values import Count, KeyFilePath, Name
@@ -48,6 +49,7 @@ class GatewayConfig(Section):
     limits: Limits = Limits()
     cors: CorsConfig | None = None
     """None: no page of another origin may."""
+    streams: Streams = Streams()
     probes: Probes = Probes()
     log: LogConfig = LogConfig()
     timing_ring: Count = 10_000

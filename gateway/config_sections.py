@@ -192,6 +192,12 @@ class CorsConfig(Section):
     """How long browsers may remember what is allowed."""
 
 
+class Streams(Section):
+    heartbeat_s: Seconds | None = None
+    """A comment goes into a stream after so long without a byte of it, for clients and load balancers that close what
+    is silent; None: never, since comments are more than some clients understand."""
+
+
 class Probes(Section):
     interval_s: Seconds = 5.0
     timeout_s: Seconds = 2.0

@@ -24,6 +24,7 @@ from .dispatcher import Place
 from .eager import Pending, begin
 from .engine_timing import EngineTiming, read_engine_timing
 from .errors import GatewayError, Headers, ResponseBroken
+from .heartbeat import Heartbeat
 from .sse import StreamScanner
 from .sse_comment import CommentInserter
 from .upstream import Exchange
@@ -54,6 +55,7 @@ class Relay:
         scanner: type[StreamScanner],
         errors: ErrorShape,
         wants_timing: bool,
+        heartbeat_s: float | None = None,
     ) -> None:
         self._exchange = exchange
         self._place = place
@@ -64,6 +66,8 @@ class Relay:
         self._api = scanner
         self._errors = errors
         self._wants_timing = wants_timing
+        self._heartbeat_s = heartbeat_s
+        self._heartbeat: Heartbeat | None = None
         self._dispatched_s = clock()
         self._first_s: float | None = None
         self._last_s = 0.0
@@ -94,6 +98,8 @@ class Relay:
             passed = [header for header in passed if not header[0].startswith(withheld)]
         sent_headers = passed + self._record.headers()
         await self._send({"type": "http.response.start", "status": status, "headers": sent_headers})
+        if self._heartbeat_s is not None and self._scanner is not None and not _first(headers, b"content-length"):
+            self._heartbeat = Heartbeat(self._send, self._heartbeat_s, self._may_insert)
         try:
             await self._pass_body(status)
         except UpstreamError as error:
@@ -104,7 +110,15 @@ class Relay:
                 raise
             await self._break_off(stopped)
         finally:
+            if self._heartbeat is not None:
+                self._heartbeat.close()
             self._count_output()
+
+    def _may_insert(self) -> bool:
+        """Whether something of our own may be put into the stream here: between two events, before its end."""
+        scanner, inserter = self._scanner, self._inserter
+        is_between = scanner is not None and scanner.is_between_events and not scanner.has_ended
+        return is_between and self._unsent is None and (inserter is None or not inserter.is_holding)
 
     async def _break_off(self, error: GatewayError) -> NoReturn:
         """The answer can't be finished. A stream says so itself, where that wouldn't be taken for a part of it."""
@@ -158,6 +172,8 @@ class Relay:
         if self._inserter is not None:
             last += self._inserter.flush()
         self._ended(status)
+        if self._heartbeat is not None:
+            self._heartbeat.close()
         self._client.response_complete()
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
         self._note_first_sent()
@@ -173,6 +189,8 @@ class Relay:
         except Exception as error:  # of ours: it isn't the connection's to see
             self._failure = error
             return False
+        if self._heartbeat is not None:
+            self._heartbeat.sent()
         if unsent is not None:
             self._unsent, self._unsent_since_s = unsent, now_s
             return False

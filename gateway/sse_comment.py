@@ -21,6 +21,11 @@ class CommentInserter:
         self._held = b""
         self._is_done = False
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether there are bytes that wait for the end of their event."""
+        return bool(self._held)
+
     def feed(self, piece: bytes) -> tuple[bytes, bytes | None]:
         """The bytes to send now. If the end marker is next, `(before, rest)`: the comment belongs in between."""
         if self._is_done:

@@ -22,6 +22,7 @@ def summary(config: GatewayConfig) -> str:
         f"timeouts  connect {timeouts.connect_s:g} s, first byte {timeouts.first_byte_s:g} s, "
         f"idle {timeouts.idle_s:g} s, queue {timeouts.queue_s:g} s, receive {timeouts.receive_s:g} s, "
         f"drain {timeouts.drain_s:g} s, of which {timeouts.unready_s:g} s still take new requests",
+        f"streams   {_streams(config)}",
         f"clients   at most {limits.max_connections} connections; head within {timeouts.head_s:g} s, "
         f"{limits.max_head_bytes} bytes, {limits.max_headers} headers; nothing taken for {timeouts.send_s:g} s",
         f"limits    body {limits.max_body_bytes} bytes, JSON depth {limits.max_json_depth}, "
@@ -48,6 +49,11 @@ def _admin(config: GatewayConfig) -> str:
     listen = config.admin.listen
     where = "beside the other routes" if listen is None else f"http://{listen.host}:{listen.port}"
     return f"{where}, {'with an admin key' if config.needs_admin_key else 'without a key'}"
+
+
+def _streams(config: GatewayConfig) -> str:
+    every_s = config.streams.heartbeat_s
+    return "nothing is put into them" if every_s is None else f"a comment after {every_s:g} s of silence"
 
 
 def _replica(replica: ReplicaConfig) -> str:

@@ -54,6 +54,9 @@ def test_settings_arrive() -> None:
         queue_timeout_s=2,
         starvation_bound_s=5,
         policy="prefix",
+        prefix_index_max_mb=16,
+        heartbeat_s=2,
+        backend_name="localhost",
         retries=0,
         max_body_mb=16,
         drain_s=8,
@@ -73,6 +76,7 @@ def test_settings_arrive() -> None:
     assert (config.timeouts.head_s, config.timeouts.receive_s) == (2.0, 1.0)
     assert (config.limits.max_attempts, config.limits.max_body_bytes) == (1, 16 * 2**20)
     assert config.log.level == "debug"
+    assert (config.streams.heartbeat_s, replica.url) == (2.0, "http://localhost:2")
     assert config.cors is not None
     assert config.cors.origins == ("https://a.example",)
 

@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from gateway.key_file import KeyEntry, new_key_file
 
@@ -21,7 +22,7 @@ DESCRIBE: dict[str, Any] = {
     "metrics": "/metrics",
     "in_flight": {"path": "/metrics", "re": r"^tailgate_requests_in_flight (\S+)$"},
     "queued": {"path": "/metrics", "re": r"^tailgate_requests_queued\{.*\} (\S+)$"},
-    "capabilities": ["auth", "cors", "key_models", "limits", "token_limits", "priorities"],
+    "capabilities": ["auth", "cors", "heartbeat", "key_models", "limits", "token_limits", "priorities"],
     "priority": {
         "high": {"headers": {"x-tailgate-lane": "interactive"}},
         "low": {"headers": {"x-tailgate-lane": "background"}},
@@ -40,6 +41,7 @@ SAME = {
     "drain_s": ("timeouts", "drain_s"),
     "cors_origins": ("cors", "origins"),
     "health_interval_s": ("probes", "interval_s"),
+    "heartbeat_s": ("streams", "heartbeat_s"),
     "log_level": ("log", "level"),
     "default_max_tokens": ("limits", "assumed_output_tokens"),
 }
@@ -52,7 +54,7 @@ KEY_LIMITS = {
 ANY_KEY = {"key": "sk-any", "models": None}
 """What clients send where a case names no key."""
 # Those that arrive in a place of their own, and are read there.
-ELSEWHERE = {"models_per_backend", "backend_name"}
+ELSEWHERE = {"models_per_backend", "backend_name", "slots_per_backend", "backend_key"}
 ANY_TOKENS = 10**9
 
 
@@ -78,7 +80,7 @@ def translate(case: dict[str, Any]) -> dict[str, Any]:
     if case["api_keys"] or limits:
         config["keys"] = _key_file(case, limits)
         config["admin"] = {"key_required": False}
-    for name in ELSEWHERE | {"slots_per_backend", "backend_key"}:
+    for name in ELSEWHERE:
         settings.pop(name, None)
     if "retries" in settings:
         _put(config, ("limits", "max_attempts"), 1 + settings.pop("retries"))
@@ -88,9 +90,11 @@ def translate(case: dict[str, Any]) -> dict[str, Any]:
         # Until it is served, so the bound holds the wait for whoever runs when it is overdue, too.
         path = ("policy", "options", "background", "max_wait_s")
         _put(config, path, settings.pop("starvation_bound_s") * 0.8)
-    # Prompts are not followed to the replica that has their prefix: the default policy serves such cases.
+    # Prompts are not followed to the replica that has their prefix: the default policy serves such cases. It remembers
+    # nothing of them, which is within any bound.
     if settings.get("policy") == "prefix":
         del settings["policy"]
+        settings.pop("prefix_index_max_mb", None)
     for name in SAME.keys() & settings.keys():
         value = settings.pop(name)
         _put(config, SAME[name], float(value) if name.endswith("_s") else value)
@@ -101,7 +105,9 @@ def translate(case: dict[str, Any]) -> dict[str, Any]:
 
 def _replica(backend: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
     settings = case["settings"]
-    replica = {"id": backend["id"], "url": backend["url"]}
+    url = urlsplit(backend["url"])
+    host = settings.get("backend_name", url.hostname)
+    replica = {"id": backend["id"], "url": f"{url.scheme}://{host}:{url.port}"}
     if "models_per_backend" in settings:
         replica["models"] = backend["models"]
     if "backend_key" in settings:

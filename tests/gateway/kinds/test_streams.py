@@ -5,9 +5,11 @@ import json
 
 import pytest
 
+from gateway.config import parse_config
+from gateway.heartbeat import COMMENT
 from tests.support.fake_replica import DONE, Call, FakeReplica, delta, event, finish, streams, usage_event
 from tests.support.gateways import CHAT, STREAM_BODY, assert_nothing_held, gateway_for
-from tests.support.serve import RawClient, ask, post, serving
+from tests.support.serve import RawClient, ask, post, serving, until
 
 TYPE = [("content-type", "text/event-stream")]
 CONTENT = delta("TEXT").replace(b"TEXT", "안녕 🚀 Öl 渐 é".encode())
@@ -140,3 +142,63 @@ async def test_a_stream_that_breaks_off_says_so(name: str, is_reset: bool) -> No
             assert json.loads(told.removeprefix(b"data: "))["error"]["code"] == "upstream_closed"
         assert len(replica.received) == 1
         assert_nothing_held(gateway)
+
+
+@pytest.mark.parametrize("timing", [False, True])
+async def test_a_silent_stream_shows_that_it_lives_where_that_is_wanted(timing: bool) -> None:
+    """By comments, between its events only, from its head to its end; what the replica says is as it was."""
+    goes_on = asyncio.Event()
+    half = len(CONTENT) - 3
+
+    async def behave(call: Call) -> None:
+        await call.head(headers=TYPE)
+        await goes_on.wait()
+        goes_on.clear()
+        await call.chunk(CONTENT[:half])
+        await goes_on.wait()
+        await call.chunk(CONTENT[half:] + DONE)
+        await call.end()
+
+    headers = [("x-tailgate-timing", "stream")] if timing else []
+    async with (
+        FakeReplica(behave) as replica,
+        gateway_for(replica, streams={"heartbeat_s": 0.01}) as gateway,
+        serving(gateway) as port,
+        RawClient(port, post(CHAT, STREAM_BODY, *headers)) as client,
+    ):
+        await client.read_until(lambda: client.body.startswith(COMMENT * 3))
+        goes_on.set()
+        await until(lambda: not goes_on.is_set())
+        goes_on.set()
+        await client.read_all()
+        assert client.is_complete
+        said = client.body.replace(COMMENT, b"")
+        assert said.startswith(CONTENT)
+        assert said.endswith(DONE)
+        assert (b": tailgate " in said) is timing
+        assert_nothing_held(gateway)
+
+
+async def test_nothing_is_put_into_streams_unasked() -> None:
+    """Comments are more than some clients understand."""
+    assert parse_config({"replicas": [{"url": "http://a"}]}, source="test").streams.heartbeat_s is None
+
+
+async def test_a_stream_of_a_certain_length_is_left_alone() -> None:
+    """A comment would make it longer than it says."""
+    goes_on = asyncio.Event()
+
+    async def behave(call: Call) -> None:
+        await call.head(headers=TYPE, length=len(CONTENT))
+        await goes_on.wait()
+        await call.send(CONTENT)
+
+    async with (
+        FakeReplica(behave) as replica,
+        gateway_for(replica, streams={"heartbeat_s": 0.001}) as gateway,
+        serving(gateway) as port,
+        RawClient(port, post(CHAT, STREAM_BODY)) as client,
+    ):
+        await client.read_until(lambda: client.has_head)
+        goes_on.set()
+        assert (await client.read_all()).body == CONTENT
