@@ -42,7 +42,8 @@ async def running(
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
             try:
-                await asyncio.wait_for(process.wait(), _STOP_GRACE_S)
+                async with asyncio.timeout(_STOP_GRACE_S):
+                    await process.wait()
             except TimeoutError:
                 process.kill()
                 await process.wait()

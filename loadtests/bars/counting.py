@@ -80,7 +80,8 @@ async def _export(model: Path, folder: Path) -> None:
     log_path = folder / "export.log"
     async with running([script("tailgate-backend"), "export", str(model)], log_path) as process:
         try:
-            status = await asyncio.wait_for(process.wait(), _EXPORT_LIMIT_S)
+            async with asyncio.timeout(_EXPORT_LIMIT_S):
+                status: int | None = await process.wait()
         except TimeoutError:
             status = None
     if status != 0:

@@ -67,12 +67,14 @@ class Process:
     async def url(self) -> str:
         """From the line that says it is ready."""
         assert self.popen.stdout is not None
-        line = await asyncio.wait_for(asyncio.to_thread(self.popen.stdout.readline), DEADLINE_S)
+        async with asyncio.timeout(DEADLINE_S):
+            line = await asyncio.to_thread(self.popen.stdout.readline)
         assert line.startswith("tailgate ready url="), line
         return line.split()[2].removeprefix("url=")
 
     async def ended(self) -> int:
-        return await asyncio.wait_for(asyncio.to_thread(self.popen.wait), DEADLINE_S)
+        async with asyncio.timeout(DEADLINE_S):
+            return await asyncio.to_thread(self.popen.wait)
 
     def errors(self) -> str:
         assert self.popen.stderr is not None
@@ -240,7 +242,8 @@ async def test_serve_with_keys_and_a_listener_for_the_operator(tmp_path: Path) -
         config.write_text(f"replicas: [{{url: '{fake.url}'}}]\nlisten: {{port: 0}}\nadmin: {{listen: {{port: 0}}}}\n")
         with tailgate("serve", "--config", str(config), "--keys", file) as process:
             assert process.popen.stdout is not None
-            line = await asyncio.wait_for(asyncio.to_thread(process.popen.stdout.readline), DEADLINE_S)
+            async with asyncio.timeout(DEADLINE_S):
+                line = await asyncio.to_thread(process.popen.stdout.readline)
             url, admin = line.split("url=")[1].split()[0], line.split("admin=")[1].split()[0]
             async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
                 await ready(client)
