@@ -18,7 +18,7 @@ VLLM_PIP := $(VLLM_VENV)/bin/pip --disable-pip-version-check --quiet
 PACKAGES := policies gateway backend loadtests tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install npm run demo fmt check test test-vllm cov sz bars bars-main bars-counting bars-proxy clean
+.PHONY: help install npm run demo fmt check test test-vllm cov sz bars bars-main bars-counting bars-policies bars-proxy clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -89,6 +89,9 @@ bars-main: $(STAMP)  ## measure what the main job promises, a line a bar
 
 bars-counting: $(STAMP)  ## measure what counting tokens costs requests
 	$(BIN)/tailgate-load bars counting
+
+bars-policies: $(STAMP)  ## measure policies and the simulator; TRACES=FOLDER of public traces
+	$(BIN)/tailgate-load bars policies $(if $(TRACES),--traces $(TRACES))
 
 bars-proxy: $(STAMP)  ## measure what a proxy that can be trusted does; CASES=FOLDER of a runner of gateway cases
 	$(BIN)/tailgate-load bars proxy $(if $(CASES),--cases $(CASES))

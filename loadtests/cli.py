@@ -13,6 +13,7 @@ from rich.console import Console
 from .bars.bar import Bar
 from .bars.counting import counting_bars
 from .bars.main_topic import main_bars
+from .bars.policies_topic import policies_bars
 from .bars.proxy_topic import proxy_bars
 from .client import LoadClient
 from .compare import OnStep, measure
@@ -26,6 +27,7 @@ from .report import print_comparison, print_engines, print_side, save_json
 from .run import run_plan
 from .scenario import bundled_scenarios, load_scenario
 from .shapes import describe
+from .sim.cli import calibrate_sim, simulate
 from .summary import summarise
 from .traces import load_trace
 from .workload import make_plan
@@ -42,6 +44,7 @@ app = typer.Typer(
 _TOPICS: dict[str, Callable[[OnStep, Callable[[Bar], None]], Coroutine[Any, Any, None]]] = {
     "main": main_bars,
     "counting": counting_bars,
+    "policies": policies_bars,
     "proxy": proxy_bars,
 }
 _ScenarioArgument = Annotated[
@@ -181,11 +184,12 @@ def demo(
 
 @app.command()
 def bars(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="What to measure: main, counting or proxy.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="What to measure: main, counting, policies or proxy.")],
     cases: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="For proxy: of a runner of gateway cases, run_cases.py with handed.yaml."),
     ] = None,
+    traces: Annotated[Path | None, typer.Option(metavar="FOLDER", help="For policies: of public traces.")] = None,
 ) -> None:
     """Measures the figures that must hold and prints a line for each; exits 1 if one falls short.
 
@@ -193,6 +197,9 @@ def bars(
     package, bad input, start-up, dispatch decisions. Takes up to 40 minutes on two cores.
 
     `counting` is what counting tokens costs: prompts that begin alike, and short ones beside long ones. Two minutes.
+
+    `policies` is what the simulator is worth: engines fitted to measured runs, and its speed. Without --traces those
+    lines say skipped.
 
     `proxy` is what a proxy that can be trusted does: every gateway case, twice in a row. Six minutes; without --cases
     those lines say skipped.
@@ -207,7 +214,10 @@ def bars(
         typer.echo(bar.line() + (f"\n  {bar.note}" if bar.note else ""))
 
     with steps(Console(stderr=True)) as on_step:
-        topics = _TOPICS | {"proxy": partial(proxy_bars, cases=cases)}
+        topics = _TOPICS | {
+            "proxy": partial(proxy_bars, cases=cases),
+            "policies": partial(policies_bars, traces=traces),
+        }
         _guarded(topics[topic](on_step, report))
     if not all(bar.holds for bar in measured):
         raise typer.Exit(1)
@@ -264,6 +274,10 @@ def shape(
     except LoadtestError as error:
         raise _failure(error) from error
     typer.echo(text, nl=False)
+
+
+app.command()(simulate)
+app.command()(calibrate_sim)
 
 
 async def _model(url: str, name: str | None) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .answer import Answer
 from .calibrate import Capacity, measure_capacity, measure_costs
 from .client import LoadClient
 from .layers import LayerCheck, check_layers, example_that_waited, read_records
@@ -15,7 +14,7 @@ from .scenario import Scenario
 from .summary import compare_sides, summarise
 from .workload import Costs, Plan, make_plan
 
-OnStep = Callable[[str, int | None], Callable[[Answer], None]]
+OnStep = Callable[[str, int | None], Callable[[object], None]]
 """Called at the start of a step with its name and number of requests (None: unknown); returns what hears each end."""
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from .answer import Answer
 from .calibrate import measure_costs
 from .client import LoadClient
 from .compare import Comparison, OnStep, compare, measure
@@ -141,11 +140,11 @@ class steps:  # noqa: N801 - a context manager used like a function
         self._finish()
         self._progress.stop()
 
-    def _begin(self, title: str, num_requests: int | None) -> Callable[[Answer], None]:
+    def _begin(self, title: str, num_requests: int | None) -> Callable[[object], None]:
         self._finish()
         task = self._progress.add_task(title, total=num_requests)
         self._task = task
-        return lambda _answer: self._progress.advance(task)
+        return lambda _ended: self._progress.advance(task)
 
     def _finish(self) -> None:
         if self._task is not None:

@@ -54,7 +54,7 @@ def _cdf(axes: Axes, result: dict[str, Any], lane: str) -> None:
     axes.axhline(95, color="#999999", linewidth=0.8, linestyle=":")
     axes.text(axes.get_xlim()[1], 94, "95 %", ha="right", va="top", fontsize=8, color="#666666")
     axes.legend(frameon=False, loc="lower right")
-    _clean(axes)
+    clean_axes(axes)
 
 
 def _bars(axes: Axes, result: dict[str, Any], lanes: list[str]) -> None:
@@ -88,10 +88,11 @@ def _bars(axes: Axes, result: dict[str, Any], lanes: list[str]) -> None:
         )  # fmt: skip
     axes.set_ylabel("seconds")
     axes.legend(frameon=False, loc="upper left")
-    _clean(axes)
+    clean_axes(axes)
 
 
-def _clean(axes: Axes) -> None:
+def clean_axes(axes: Axes) -> None:
+    """No frame where nothing is read, a light grid behind."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e5e5e5", linewidth=0.8)
     axes.set_axisbelow(True)

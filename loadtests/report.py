@@ -52,14 +52,14 @@ def print_side(summary: dict[str, Any], console: Console) -> None:
         table.add_column(heading, justify="left" if heading in ("lane", "figure") else "right")
     for lane, figures in summary["lanes"].items():
         for title, metric in (*_SHOWN, ("TPOT", "tpot_s"), ("ITL", "itl_s")):
-            cells = [_seconds(figures[metric][level]["value"]) for level in _LEVELS]
+            cells = [seconds(figures[metric][level]["value"]) for level in _LEVELS]
             failed = figures["num_requests"] - figures["num_ok"]
             table.add_row(lane, title, *cells, str(figures["num_requests"]), str(failed))
     console.print(table)
     console.print(
         f"{_number(summary['output_tokens_per_s'])} output tokens/s, {_number(summary['tokens_per_s'])} tokens/s "
-        f"in all, goodput {_number(summary['goodput_per_s'])} requests/s ({_percent(summary['goodput_ratio'])}), "
-        f"client late by at most {_seconds(summary['client_lag_s']['max'])} s"
+        f"in all, goodput {_number(summary['goodput_per_s'])} requests/s ({percent(summary['goodput_ratio'])}), "
+        f"client late by at most {seconds(summary['client_lag_s']['max'])} s"
     )
     if summary["errors"]:
         console.print("errors: " + ", ".join(f"{kind} {count}" for kind, count in summary["errors"].items()))
@@ -103,7 +103,7 @@ def _latency_table(result: dict[str, Any]) -> Table:
             for level in _LEVELS:
                 values = [side["lanes"][lane][metric][level]["value"] for side in sides]
                 ratio = _ratio(ratios[lane][metric][level])
-                table.add_row(lane, f"{title} P{level}", *map(_seconds, values), ratio)
+                table.add_row(lane, f"{title} P{level}", *map(seconds, values), ratio)
         table.add_section()
     return table
 
@@ -116,13 +116,14 @@ def _totals_table(result: dict[str, Any]) -> Table:
     table.add_row("tokens/s, prompt and output", *(_number(side["tokens_per_s"]) for side in sides))
     table.add_row("output tokens/s", *(_number(side["output_tokens_per_s"]) for side in sides))
     table.add_row("goodput, requests/s", *(_number(side["goodput_per_s"]) for side in sides))
-    table.add_row("requests that met their objectives", *(_percent(side["goodput_ratio"]) for side in sides))
+    table.add_row("requests that met their objectives", *(percent(side["goodput_ratio"]) for side in sides))
     table.add_row("failed requests", *(str(side["num_requests"] - side["num_ok"]) for side in sides))
-    table.add_row("client late at most, s", *(_seconds(side["client_lag_s"]["max"]) for side in sides))
+    table.add_row("client late at most, s", *(seconds(side["client_lag_s"]["max"]) for side in sides))
     return table
 
 
-def _seconds(value: float | None) -> str:
+def seconds(value: float | None) -> str:
+    """Milliseconds' grain; a dash for none."""
     return "-" if value is None else f"{value:.3f}"
 
 
@@ -130,7 +131,8 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
+    """Of a ratio; a dash for none."""
     return "-" if value is None else f"{value:.1%}"
 
 

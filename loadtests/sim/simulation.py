@@ -44,7 +44,7 @@ class Setup:
     """Everything but requests and policy.
 
     `network_s`: one way between gateway and replica. `probe_s`: after so long gateways know that a replica went down
-    or came back. `max_in_flight_tokens` and `max_prefill_tokens`: a replica's own caps, None for the policy's.
+    or came back. `max_in_flight_…` and `max_prefill_tokens`: a replica's own caps, None for the policy's.
     `max_attempts`: calls of a request in all, the failed ones counted. `is_stepwise`: a step is an event.
     """
 
@@ -56,6 +56,7 @@ class Setup:
     composer: str = "chunked"
     engine_order: str = "fcfs"
     max_in_flight_tokens: int | None = None
+    max_in_flight_requests: int | None = None
     max_prefill_tokens: int | None = None
     max_attempts: int = 3
     outages: tuple[Outage, ...] = ()
@@ -114,6 +115,7 @@ def simulate(
             f"r{index:05d}",
             max_in_flight_tokens=setup.max_in_flight_tokens,
             max_prefill_tokens=setup.max_prefill_tokens,
+            max_in_flight_requests=setup.max_in_flight_requests,
         )
         for index in range(setup.num_replicas)
     ]

@@ -38,7 +38,7 @@ async def test_a_comparison_from_calibration_to_picture(tmp_path: Path) -> None:
     scenario = dataclasses.replace(load_scenario("short-behind-long"), num_first_lane=12)
     steps: list[str] = []
 
-    def on_step(title: str, _count: int | None) -> Callable[[Answer], None]:
+    def on_step(title: str, _count: int | None) -> Callable[[object], None]:
         steps.append(title)
         return lambda _answer: None
 
