@@ -19,6 +19,7 @@ from typing import Any
 import uvicorn
 
 from . import garbage
+from .dead_peers import notice
 from .drain import Drain
 from .front import Front
 from .protocol import ClientConnection
@@ -45,6 +46,7 @@ def bind(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        notice(sock)
         sock.bind(address)
         # At once, so that a port in use is told before anything is started; uvicorn listens again, with its backlog.
         sock.listen(BACKLOG)

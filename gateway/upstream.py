@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 from .connection import Connection
+from .dead_peers import UNACKNOWLEDGED_S, notice
 from .errors import Headers
 from .upstream_errors import ConnectFailed, UpstreamClosed
 
@@ -96,7 +97,7 @@ class Upstream:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_s):
-                _, connection = await loop.create_connection(
+                transport, connection = await loop.create_connection(
                     lambda: Connection(loop, self._on_lost),
                     self.host,
                     self.port,
@@ -106,6 +107,8 @@ class Upstream:
         except (OSError, TimeoutError) as error:
             is_refused = not isinstance(error, TimeoutError) and error.errno not in _OWN_SHORTAGES
             raise ConnectFailed(is_refused=is_refused) from error
+        if not connection.is_closed:
+            notice(transport.get_extra_info("socket"), unacknowledged_s=UNACKNOWLEDGED_S)
         if connection.is_closed or self._is_closed:
             connection.abort()
             raise ConnectFailed

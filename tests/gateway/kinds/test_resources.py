@@ -2,10 +2,14 @@
 
 import asyncio
 import gc
+import socket
 import sys
 
 import pytest
 
+from gateway import upstream
+from gateway.dead_peers import UNACKNOWLEDGED_S, notice
+from gateway.server import bind
 from gateway.upstream import Exchange
 from tests.support.asgi import HandDriven
 from tests.support.fake_replica import Call, FakeReplica, answers, delta, hangs
@@ -78,3 +82,29 @@ async def test_connections_are_used_again() -> None:
             await request.ended()
         assert {received.connection for received in replica.received} == {replica.received[0].connection}
         assert replica.num_connections <= before + 2
+
+
+async def test_peers_that_are_gone_without_a_word_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system asks after clients and replicas alike; else a lost machine would hold a slot for long."""
+    made: list[tuple[int, int]] = []
+
+    def settings(sock: socket.socket) -> tuple[int, int]:
+        alive = sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        return alive, sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+    def spy(sock: socket.socket, *, unacknowledged_s: int) -> None:
+        notice(sock, unacknowledged_s=unacknowledged_s)
+        made.append(settings(sock))
+
+    monkeypatch.setattr(upstream, "notice", spy)
+    async with FakeReplica(answers()) as replica, gateway_for(replica) as gateway:
+        request = HandDriven(gateway, CHAT).start(chat_body())
+        await request.ended()
+        assert request.status == 200
+    with bind("127.0.0.1", 0) as listening:
+        _, writer = await asyncio.open_connection(*listening.getsockname())
+        accepted, _ = listening.accept()
+        with accepted:
+            made.append(settings(accepted))
+        writer.close()
+    assert made == [(1, UNACKNOWLEDGED_S * 1000), (1, 0)]
