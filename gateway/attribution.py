@@ -93,23 +93,20 @@ class Record:
 
     def enter(self, layer: Layer, now_s: float, note: str | None = None) -> None:
         """Close the current layer at `now_s` and open `layer`; coming back to one adds up. Time never runs back."""
-        self._close(now_s)
+        layers, before, since_s = self.layers, self._layer, self._since_s
+        if now_s > since_s:
+            layers[before] = layers.get(before, 0.0) + (now_s - since_s)
+            self._since_s = now_s
+        elif before not in layers:
+            layers[before] = 0.0
         self._layer = layer
         if note is not None:
             self.notes[layer] = note
 
-    def _close(self, now_s: float) -> None:
-        layers, layer, since_s = self.layers, self._layer, self._since_s
-        if now_s > since_s:
-            layers[layer] = layers.get(layer, 0.0) + (now_s - since_s)
-            self._since_s = now_s
-        elif layer not in layers:
-            layers[layer] = 0.0
-
     def finish(self, now_s: float) -> None:
         """Close the last layer. A second call changes nothing."""
         if self.finished_s is None:
-            self._close(now_s)
+            self.enter(self._layer, now_s)
             self.finished_s = self._since_s
 
     @property
@@ -145,9 +142,8 @@ class Record:
         parts = []
         notes = self.notes if self.has_diagnostics else self._plain_notes()
         for layer, duration_s in self.layers.items():
-            note = notes.get(layer) if notes else None
-            described = "" if note is None else f';desc="{note}"'
-            parts.append(f"{layer};dur={duration_s * 1e3:.3f}{described}")
+            timing = f"{_NAMES[layer]};dur={duration_s * 1e3:.3f}"
+            parts.append(f'{timing};desc="{notes[layer]}"' if layer in notes else timing)
         return ", ".join(parts).encode()
 
     def headers(self) -> Headers:

@@ -117,6 +117,7 @@ class Caller:
             place,
             sending.client,
             sending.send,
+            sending.write,
             record,
             self._clock,
             scanner=sending.route.scanner,

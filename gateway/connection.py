@@ -79,13 +79,17 @@ class Connection(ResponseReader, asyncio.Protocol):
         self._error = None
         self._is_active = True
 
-    async def write(self, data: bytes) -> None:
-        """Write the request, and wait until it is out or the replica has answered without reading all of it.
+    def write(self, data: bytes) -> bool:
+        """Write the request; True where that takes a while: see `written`."""
+        if self._transport is not None and not self.is_closed:
+            self._transport.write(data)
+        return self._write_paused
+
+    async def written(self) -> None:
+        """Wait until the request is out, or the replica has answered without reading all of it.
 
         A connection that is lost meanwhile shows in `wait_head`, since an answer may have come before the loss.
         """
-        if self._transport is not None and not self.is_closed:
-            self._transport.write(data)
         while self._write_paused and not self.has_head and not self.is_closed and self._error is None:
             await self._wait()
 
@@ -158,6 +162,11 @@ class Connection(ResponseReader, asyncio.Protocol):
     def heard_s(self) -> float:
         """Instant of the loop's clock at which it last had something of the present answer; 0 before its head."""
         return self._deadline_s - self._limit_s if self.has_head else 0.0
+
+    @property
+    def has_body(self) -> bool:
+        """Whether some of the body, or its end, is here to be read."""
+        return self.is_complete or bool(self._pieces)
 
     @property
     def is_at_end(self) -> bool:

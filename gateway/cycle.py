@@ -12,7 +12,7 @@ from typing import Protocol
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from .disconnect import Message, Receive, Send
+from .disconnect import FOLLOWS, WRITE, Message, Receive, Send
 from .errors import GatewayError, Headers, InternalError, ResponseBroken
 
 logger = logging.getLogger(__name__)
@@ -21,6 +21,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _BODYLESS = frozenset({204, 304})
+_LOOKED_AT = frozenset({b"content-length", b"date", b"server", b"connection", b"transfer-encoding"})
 
 
 def _status_line(status: int) -> bytes:
@@ -38,6 +39,7 @@ class Owner(Protocol):
     """The connection, as its cycles see it."""
 
     transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
 
     @property
     def is_last(self) -> bool:
@@ -65,6 +67,7 @@ class Cycle:
 
     __slots__ = (
         "_flow",
+        "_held",
         "_is_received",
         "_left",
         "_owner",
@@ -103,25 +106,31 @@ class Cycle:
         self.response_complete = False
         self.is_chunked = False
         self._left: int | None = None  # bytes that content-length still promises
+        self._held = b""  # the head, where the body is about to follow
 
     async def run(self, app: App) -> None:
         """Serve the request; whatever the application does, nothing of it is raised."""
         try:
-            await app(self.scope, self.receive, self.send)
+            await app({**self.scope, "extensions": {WRITE: self.write}}, self.receive, self.send)
             if not self.response_complete and not self.disconnected:
                 raise RuntimeError("the application left its answer unfinished")
         except ResponseBroken as broken:
-            self._owner.cut(is_visible=broken.is_told or self.is_chunked or self._left is not None)
+            self._cut(is_visible=broken.is_told or self.is_chunked or self._left is not None)
         except asyncio.CancelledError:  # the server's shutdown is over
-            self._owner.cut(is_visible=self.is_chunked)
+            self._cut(is_visible=self.is_chunked)
         except Exception:
             if self.disconnected:
                 return
             logger.exception("the application failed")
             if self.response_started:
-                self._owner.cut(is_visible=self.is_chunked)
+                self._cut(is_visible=self.is_chunked)
             else:
                 await self._fail()
+
+    def _cut(self, *, is_visible: bool) -> None:
+        if self._held:
+            self._write(b"")
+        self._owner.cut(is_visible=is_visible)
 
     async def _fail(self) -> None:
         body = InternalError().body()
@@ -149,7 +158,7 @@ class Cycle:
                 body, self.body = bytes(self.body), bytearray()
                 return {"type": "http.request", "body": body, "more_body": self.more_body}
             self._flow.resume_reading()
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter = self._owner.loop.create_future()
             try:
                 await self._waiter
             finally:
@@ -157,19 +166,42 @@ class Cycle:
         return {"type": "http.disconnect", "reason": self.left_because}
 
     async def send(self, message: Message) -> None:
-        """ASGI. Waits while the client takes nothing; what is sent to a client that left is dropped."""
+        """ASGI. Waits while the client takes nothing; what is sent to a client that left is dropped.
+
+        `FOLLOWS` in a message that starts an answer: its head may wait for the body, to go out with it.
+        """
         if self._flow.write_paused and not self.disconnected:
             await self._flow.drain()
         if self.disconnected:
             return
         if not self.response_started:
-            self._start(message["status"], message.get("headers", ()))
+            head = self._start(message["status"], message.get("headers", ()))
+            if message.get(FOLLOWS):
+                self._held = head
+            else:
+                self._owner.transport.write(head)
         elif not self.response_complete:
             self._send_body(message.get("body", b""), is_end=not message.get("more_body", False))
         else:
             raise RuntimeError("the answer is complete already")
 
-    def _start(self, status: int, headers: Headers) -> None:
+    def write(self, body: bytes) -> bool:
+        """Send a piece of the answer now. False, and nothing done, where `send` would have to wait, or to object."""
+        if (
+            self._flow.write_paused
+            or self.disconnected
+            or self._held
+            or self.response_complete
+            or not self.response_started
+        ):
+            return False
+        if self.is_chunked:
+            self._owner.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        else:
+            self._send_body(body, is_end=False)
+        return True
+
+    def _start(self, status: int, headers: Headers) -> bytes:
         self.response_started = True
         self._waits_for_continue = False
         # A request whose end wasn't awaited: what comes next on the connection couldn't be told from it.
@@ -178,7 +210,9 @@ class Cycle:
         lines = [STATUS_LINES[status]]
         has_date = has_server = False
         for name, value in headers:
-            if name == b"content-length":
+            if name not in _LOOKED_AT:
+                pass
+            elif name == b"content-length":
                 if self._left is not None or status == 204:  # RFC 9110, 8.6
                     continue
                 self._left = int(value)
@@ -194,7 +228,7 @@ class Cycle:
                 if b"close" in value.lower():
                     self.keep_alive = False
                 continue
-            elif name == b"transfer-encoding":
+            else:
                 continue
             lines.append(b"%b: %b\r\n" % (name, value))
         if not has_date:
@@ -208,7 +242,7 @@ class Cycle:
         if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines) or b"\0" in head:
             self.response_started = False
             raise RuntimeError("a header of the answer holds a line break")
-        self._owner.transport.write(head + b"\r\n")
+        return head + b"\r\n"
 
     def _has_body(self, status: int) -> bool:
         has_body = self.scope["method"] != "HEAD" and status not in _BODYLESS
@@ -216,8 +250,12 @@ class Cycle:
             self._left = 0
         return has_body
 
+    def _write(self, data: bytes) -> None:
+        held, self._held = self._held, b""
+        self._owner.transport.write(held + data)
+
     def _send_body(self, body: bytes, *, is_end: bool) -> None:
-        write = self._owner.transport.write
+        write = self._write if self._held else self._owner.transport.write
         if self.is_chunked:
             if body:
                 write(b"%x\r\n%b\r\n%b" % (len(body), body, b"0\r\n\r\n" if is_end else b""))
@@ -230,6 +268,8 @@ class Cycle:
             if self._left < 0 or (is_end and self._left):
                 raise RuntimeError("the answer's body isn't as long as its content-length")
             write(body)
+        elif self._held:
+            write(b"")
         if is_end:
             self.response_complete = True
             self.wake()

@@ -17,9 +17,15 @@ from typing import Any, Self
 from .eager import Pending, begin
 from .errors import BodyTooLarge, ClientLeft, GatewayError, ReceiveTimeout
 
+FOLLOWS = "tailgate.body_follows"
+"""In a message that starts an answer: its body comes at once, so a server may put both into one write."""
+WRITE = "tailgate.write"
+"""An extension of the scope: `write(piece)` sends a non-empty piece of a begun answer without a coroutine, or returns
+False where that has to be awaited."""
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+Write = Callable[[bytes], bool]
 
 
 class Client:
@@ -97,6 +103,7 @@ class Client:
     def response_complete(self) -> None:
         """From here on the client may close: call it right before the last piece of the answer is sent."""
         self._is_over = True
+        self._stop_watching()
 
     async def __aenter__(self) -> Self:
         owner = self._owner
@@ -117,8 +124,7 @@ class Client:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._is_over = True
-        if self._watched is not None:
-            self._watched.give_up()
+        self._stop_watching()
         if (
             self.has_left
             and self._owner is not None
@@ -127,6 +133,11 @@ class Client:
             and issubclass(exc_type, asyncio.CancelledError)
         ):
             raise ClientLeft from None
+
+    def _stop_watching(self) -> None:
+        watched, self._watched = self._watched, None
+        if watched is not None:
+            watched.give_up()
 
     async def _leaving(self) -> str | None:
         while True:

@@ -30,6 +30,8 @@ def read_engine_timing(headers: Headers) -> EngineTiming | None:
                     key.strip().lower(): text.strip().strip(b'"')
                     for key, _, text in (param.partition(b"=") for param in params)
                 }
+    if not found:
+        return None
     queue_s = _seconds(found.get(b"backend-queue"))
     prefill_s = _seconds(found.get(b"backend-prefill"))
     if queue_s is None or prefill_s is None:

@@ -6,7 +6,7 @@ accept → tokenize → queue → connect → (engine) → relay. Whatever ends 
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from .api.routes import Route
 from .attribution import Layer, Record
 from .calling import Caller
 from .context_length import check_length, exact_if_too_long, longest_prompt_tokens
-from .disconnect import Client, Message, Receive, Send
+from .disconnect import WRITE, Client, Message, Receive, Send
 from .dispatcher import Dispatcher, Place
 from .errors import (
     ClientLeft,
@@ -33,7 +33,7 @@ from .errors import (
 )
 from .key_ring import KeyRing
 from .keys import Key, presented
-from .late_count import LateCount
+from .late_count import late_count
 from .light import LightPlace
 from .overload_errors import Overloaded
 from .request import Request
@@ -51,7 +51,7 @@ CLIENT_LEFT_STATUS = 499
 class Pool(Protocol):
     """What the handler asks the pool of replicas."""
 
-    def all(self) -> Iterable[Any]: ...
+    def all(self) -> list[Any]: ...
     def resolve(self, model: str | None) -> str | None: ...
     def only_model(self, feature: str) -> str | None: ...
     @property
@@ -186,18 +186,20 @@ class Handler:
                 feature = fields.feature or route.feature
                 record.streams = fields.stream
                 record.declared_lane = key.declared_lane(head.lane, fields.priority)
-                record.model = model = self._resolve(route, fields.model, feature, key)
+                model, serving = self._resolve(route, fields.model, feature, key)
+                record.model = model
                 for adapter in fields.adapters:
                     key.check_model(adapter, adapter)
                 counted = None
                 if not route.is_light:
-                    counted = await self._count(fields, model, record, waits=key.limits_tokens)
+                    counted = await self._count(fields, model, serving, record, waits=key.limits_tokens)
                     quota.reserve(record.prompt_tokens or 0, fields.max_output_tokens)
                 record.enter(Layer.QUEUE, self._clock())
                 request = self._request(fields, model, feature, record)
                 sending = Sending(
                     client,
                     send,
+                    scope.get("extensions", {}).get(WRITE),
                     head,
                     body,
                     route,
@@ -208,7 +210,7 @@ class Handler:
                     is_restricted=key.models is not None,
                 )
                 del body, fields  # a large prompt is held no longer than it may have to be sent again
-                with LateCount(counted, record) as late, self._place(route, request) as place:
+                with late_count(counted, record) as late, self._place(route, request) as place:
                     late.tell(place, request)
                     if place.admitted is not None:
                         record.lane, record.lane_why = place.admitted.lane, place.admitted.lane_why
@@ -220,30 +222,35 @@ class Handler:
     def _place(self, route: Route, request: Request) -> Place:
         return LightPlace(self._dispatcher, request, self._pool) if route.is_light else self._dispatcher.place(request)
 
-    def _resolve(self, route: Route, asked: str | None, feature: str, key: Key) -> str:
+    def _resolve(self, route: Route, asked: str | None, feature: str, key: Key) -> tuple[str, list[Any]]:
+        """The model that is meant, and the replicas that serve it, available or not."""
         model = self._pool.resolve(asked or None)
         if model is None and not asked and feature == TGI:  # whose bodies name none
             model = self._pool.only_model(feature)
-        replicas = list(self._pool.all())
+        replicas = self._pool.all()
         if model is not None:
             key.check_model(asked, model)
             serving = [replica for replica in replicas if model in replica.models]
             # Without features it isn't known yet what a replica can do, and waiting may help.
-            if serving and all(replica.features and feature not in replica.features for replica in serving):
+            unable = [replica for replica in serving if replica.features and feature not in replica.features]
+            if serving and len(unable) == len(serving):
                 raise UnservedRoute(route.path)
-            return model
+            return model, serving
         if not all(replica.models for replica in replicas):
             # A replica whose models aren't known yet may be the one.
             raise Overloaded(Reason.NO_REPLICA)
         names = {name for replica in replicas for name in replica.models if key.may_use(name)}
         raise UnknownModel(asked or self._pool.default_model, sorted(names))
 
-    async def _count(self, fields: RequestFields, model: str, record: Record, *, waits: bool) -> TokenCount:
+    async def _count(
+        self, fields: RequestFields, model: str, serving: list[Any], record: Record, *, waits: bool
+    ) -> TokenCount:
         record.enter(Layer.TOKENIZE, self._clock())
-        replicas = [replica for replica in self._pool.all() if model in replica.models]
-        longest_tokens = longest_prompt_tokens(fields, model, replicas)
-        counted = await self._counter.count(fields, model, replicas, record.tenant, waits=waits)
-        counted = await exact_if_too_long(counted, longest_tokens)
+        counted = await self._counter.count(fields, model, serving, record.tenant, waits=waits)
+        longest_tokens = None
+        if counted.source == "local" or counted.exact is not None:
+            longest_tokens = longest_prompt_tokens(fields, model, serving)
+            counted = await exact_if_too_long(counted, longest_tokens)
         record.prompt_tokens, record.prompt_tokens_source = counted.prompt_tokens, counted.source
         record.notes[Layer.TOKENIZE] = counted.source
         check_length(counted, longest_tokens, model)

@@ -11,15 +11,12 @@ from .tokens import TokenCount
 
 
 class LateCount:
-    """The scope in which a request may still be counted. Leaving it cancels a count that nobody needs any more.
-
-    `counted` None, or a count that isn't an estimate: there is nothing to come.
-    """
+    """The scope in which a request may still be counted. Leaving it cancels a count that nobody needs any more."""
 
     __slots__ = ("_exact", "_place", "_record", "_request")
 
-    def __init__(self, counted: TokenCount | None, record: Record) -> None:
-        self._exact = None if counted is None else counted.exact
+    def __init__(self, exact: asyncio.Task[TokenCount] | None, record: Record) -> None:
+        self._exact = exact
         self._record = record
 
     def __enter__(self) -> Self:
@@ -46,3 +43,11 @@ class LateCount:
         place.recount(self._request._replace(prompt_tokens=counted.prompt_tokens))
         if place.admitted is not None:
             record.lane, record.lane_why = place.admitted.lane, place.admitted.lane_why
+
+
+_NOTHING = LateCount(None, Record("", 0.0))
+
+
+def late_count(counted: TokenCount | None, record: Record) -> LateCount:
+    """The scope for a request that was counted, or estimated, so. What has nothing to come shares one."""
+    return _NOTHING if counted is None or counted.exact is None else LateCount(counted.exact, record)

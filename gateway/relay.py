@@ -19,7 +19,7 @@ from policies.types import Outcome, Sample
 from .api.error_shapes import ErrorShape
 from .api.openai import response_headers
 from .attribution import Layer, Record
-from .disconnect import Client, Send
+from .disconnect import FOLLOWS, Client, Message, Send, Write
 from .dispatcher import Place
 from .eager import Pending, begin
 from .engine_timing import EngineTiming, read_engine_timing
@@ -43,12 +43,42 @@ class Relay:
     `has_started` says whether a status was sent, `usage` is what the replica said it counted (None: nothing yet).
     """
 
+    __slots__ = (
+        "_api",
+        "_client",
+        "_clock",
+        "_dispatched_s",
+        "_errors",
+        "_exchange",
+        "_failure",
+        "_first_s",
+        "_headers",
+        "_heartbeat",
+        "_heartbeat_s",
+        "_inserter",
+        "_kept",
+        "_kept_bytes",
+        "_last_s",
+        "_place",
+        "_record",
+        "_scanner",
+        "_send",
+        "_timing",
+        "_unsent",
+        "_unsent_since_s",
+        "_wants_timing",
+        "_write",
+        "has_started",
+        "usage",
+    )
+
     def __init__(
         self,
         exchange: Exchange,
         place: Place,
         client: Client,
         send: Send,
+        write: Write | None,
         record: Record,
         clock: Callable[[], float],
         *,
@@ -61,6 +91,7 @@ class Relay:
         self._place = place
         self._client = client
         self._send = send
+        self._write = write
         self._record = record
         self._clock = clock
         self._api = scanner
@@ -96,9 +127,14 @@ class Relay:
         passed = response_headers(headers)
         if withheld := self._record.withheld:
             passed = [header for header in passed if not header[0].startswith(withheld)]
-        sent_headers = passed + self._record.headers()
-        await self._send({"type": "http.response.start", "status": status, "headers": sent_headers})
-        if self._heartbeat_s is not None and self._scanner is not None and not _first(headers, b"content-length"):
+        start: Message = {
+            "type": "http.response.start",
+            "status": status,
+            "headers": passed + self._record.headers(),
+            FOLLOWS: self._inserter is None and self._exchange.has_body,
+        }
+        await self._send(start)
+        if self._heartbeat_s is not None and self._scanner is not None and not _has_length(headers):
             self._heartbeat = Heartbeat(self._send, self._heartbeat_s, self._may_insert)
         try:
             await self._pass_body(status)
@@ -133,16 +169,18 @@ class Relay:
 
     def _read_head(self, status: int, headers: Headers) -> None:
         record, now_s = self._record, self._clock()
-        content_type = _first(headers, b"content-type").lower()
-        is_packed = _first(headers, b"content-encoding").strip().lower() not in (b"", b"identity")
+        first = dict(reversed(headers))
+        content_type = first.get(b"content-type", b"").lower()
+        coding = first.get(b"content-encoding")
+        is_packed = coding is not None and coding.strip().lower() not in (b"", b"identity")
         is_stream = content_type.startswith(b"text/event-stream")
         if is_stream and not is_packed:
             self._scanner = self._api()
-            if self._wants_timing and not _first(headers, b"content-length"):
+            if self._wants_timing and b"content-length" not in first:
                 self._inserter = CommentInserter()
         elif status == 200 and not is_packed and content_type.startswith(b"application/json"):
             self._kept, self._headers = [], headers
-        self._timing = timing = read_engine_timing(headers)
+        self._timing = timing = read_engine_timing(headers) if b"server-timing" in first else None
         if timing is not None:
             # The engine sends the head with the first token (or with the whole answer): its own times split the span.
             record.enter(Layer.DECODE if is_stream else Layer.RELAY, now_s)
@@ -185,7 +223,10 @@ class Relay:
             piece = self._look_at(piece, now_s)
             if not piece:
                 return True
-            unsent = begin(self._send({"type": "http.response.body", "body": piece, "more_body": True}))
+            if self._write is not None and self._write(piece):
+                unsent = None
+            else:
+                unsent = begin(self._send({"type": "http.response.body", "body": piece, "more_body": True}))
         except Exception as error:  # of ours: it isn't the connection's to see
             self._failure = error
             return False
@@ -194,13 +235,21 @@ class Relay:
         if unsent is not None:
             self._unsent, self._unsent_since_s = unsent, now_s
             return False
-        self._note_first_sent()
+        if self._record.ttft_s is None:
+            self._note_first_sent()
         return True
 
     def _look_at(self, piece: bytes, now_s: float) -> bytes:
         """Learn from a piece; what is to be sent for it."""
-        if self._scanner is not None:
-            self._scan(self._scanner, piece, now_s)
+        scanner = self._scanner
+        if scanner is not None:
+            num_before = scanner.num_content_chunks
+            scanner.feed(piece)
+            if scanner.num_content_chunks != num_before:
+                self._last_s = now_s
+                if self._first_s is None:
+                    self._begin_decode(now_s)
+                self._place.progress(scanner.num_content_chunks)
         elif self._kept is not None:
             self._keep(piece)
         return piece if self._inserter is None else self._with_comment(self._inserter, piece)
@@ -220,19 +269,12 @@ class Relay:
         if self._first_s is not None and self._record.ttft_s is None:
             self._record.ttft_s = self._clock() - self._record.arrival_s
 
-    def _scan(self, scanner: StreamScanner, piece: bytes, now_s: float) -> None:
-        num_before = scanner.num_content_chunks
-        scanner.feed(piece)
-        num_chunks = scanner.num_content_chunks
-        if num_chunks == num_before:
-            return
-        self._last_s = now_s
-        if self._first_s is None:
-            self._first_s = now_s
-            self._record.upstream_ttft_s = now_s - self._dispatched_s
-            self._record.enter(Layer.DECODE, now_s)
-            self._place.first_token()
-        self._place.progress(num_chunks)
+    def _begin_decode(self, now_s: float) -> None:
+        """The first content came."""
+        self._first_s = now_s
+        self._record.upstream_ttft_s = now_s - self._dispatched_s
+        self._record.enter(Layer.DECODE, now_s)
+        self._place.first_token()
 
     def _keep(self, piece: bytes) -> None:
         assert self._kept is not None
@@ -300,8 +342,5 @@ class Relay:
         )
 
 
-def _first(headers: Headers, name: bytes) -> bytes:
-    for key, value in headers:
-        if key == name:
-            return value
-    return b""
+def _has_length(headers: Headers) -> bool:
+    return any(name == b"content-length" for name, _ in headers)

@@ -9,7 +9,7 @@ from .api import openai
 from .api.openai import RequestHead
 from .api.openai_fields import TGI
 from .api.routes import Route
-from .disconnect import Client, Send
+from .disconnect import Client, Send, Write
 from .errors import Headers
 
 
@@ -30,6 +30,7 @@ class Sending:
 
     client: Client
     send: Send
+    write: Write | None
     head: RequestHead
     body: bytes
     route: Route

@@ -34,7 +34,10 @@ class UnansweredCalls:
     def add(self, replica_id: str, exchange: Exchange, may_move: Callable[[], bool]) -> UnansweredCall:
         """A call begins; whoever adds it removes it, at its answer's head or its end."""
         call = UnansweredCall(exchange, may_move)
-        self._by_replica.setdefault(replica_id, set()).add(call)
+        calls = self._by_replica.get(replica_id)
+        if calls is None:
+            calls = self._by_replica[replica_id] = set()
+        calls.add(call)
         return call
 
     def answered(self, replica_id: str, call: UnansweredCall) -> None:

@@ -165,19 +165,28 @@ class Exchange:
     async def send(self) -> None:
         """Connect if need be and write the request. Raises ConnectFailed."""
         connection = self._upstream.take_idle()
-        self._is_reused = connection is not None
-        await self._send_over(connection)
-
-    async def _send_over(self, connection: Connection | None) -> None:
         if connection is None:
-            connection = await self._upstream.connect()
-            if self._is_closed:  # stopped while connecting
-                connection.abort()
-                raise UpstreamClosed
+            await self._send_anew()
+            return
+        self._is_reused = True
+        if self._put(connection):
+            await connection.written()
+
+    async def _send_anew(self) -> None:
+        """Over a new connection."""
+        connection = await self._upstream.connect()
+        if self._is_closed:  # stopped while connecting
+            connection.abort()
+            raise UpstreamClosed
+        if self._put(connection):
+            await connection.written()
+
+    def _put(self, connection: Connection) -> bool:
+        """Begin; True where writing takes a while."""
         self._connection = connection
         connection.begin(is_for_head=self._is_for_head)
         connection.set_limit(self._upstream.first_byte_s)
-        await connection.write(self._request)
+        return connection.write(self._request)
 
     async def head(self) -> tuple[int, Headers]:
         """Status and headers of the final response (1xx are skipped). Raises UpstreamError."""
@@ -188,7 +197,7 @@ class Exchange:
             if not self._is_reused or connection.has_answered or self._is_closed:
                 raise
             self._is_reused = False
-            await self._send_over(None)
+            await self._send_anew()
             connection = self._taken()
             await connection.wait_head()
         connection.set_limit(self._upstream.gap_s)
@@ -211,6 +220,11 @@ class Exchange:
     def has_answered(self) -> bool:
         """Whether any byte of the response has come."""
         return self._connection is not None and self._connection.has_answered
+
+    @property
+    def has_body(self) -> bool:
+        """Whether some of the body, or its end, is here to be read."""
+        return self._connection is not None and self._connection.has_body
 
     @property
     def is_at_end(self) -> bool:

@@ -218,16 +218,20 @@ class DispatchCore:
         if now_s >= self._refit_s:
             self._refit_s = now_s + REFIT_EVERY_S
             self._policy.ordering.refit(self._policy.traffic.load())
-        queue, selection = self._books.queue, self._selection()
-        if queue.num_requests or self._absence.is_noted:
+        queue = self._books.queue
+        if not (queue.num_requests or self._absence.is_noted):
+            self._end_estimated_prefills(now_s)
+            self._stop_prefills(effects)
+        else:
+            selection = self._selection()
             self._evict_late(now_s, effects)
             self._evict_unservable(selection, now_s, effects)
-        self._end_estimated_prefills(now_s)
-        self._stop_prefills(effects)
-        while queue.num_requests and (choice := selection.next(now_s)):
-            effects.append(self._dispatch(*choice, now_s))
-        if queue.num_requests:
-            self._want_capacity(selection, effects)
+            self._end_estimated_prefills(now_s)
+            self._stop_prefills(effects)
+            while queue.num_requests and (choice := selection.next(now_s)):
+                effects.append(self._dispatch(*choice, now_s))
+            if queue.num_requests:
+                self._want_capacity(selection, effects)
         self._policy.traffic.polled(now_s, queue.num_requests, len(self._books.calls))
         return effects
 

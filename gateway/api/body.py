@@ -109,7 +109,9 @@ def count(parsed: Mapping[str, Any], name: str, *, least: int | None = None) -> 
 def adapters(parsed: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """Names of LoRA adapters, one or several, that a body asks for beside its model."""
     value = parsed.get(name)
-    names = value if type(value) is list else () if value is None else (value,)
+    if value is None:
+        return ()
+    names = value if type(value) is list else (value,)
     if not all(type(each) is str or each is None for each in names):
         raise wrong(name, "text", value)
     return tuple(each for each in names if each is not None)

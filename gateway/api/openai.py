@@ -32,6 +32,7 @@ _PRIORITY = b"x-vllm-priority"
 _NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", _PRIORITY}
 # Headers that keys are sent in: the replica's own goes in their place, or the client's as they are.
 CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key"})
+_LOOKED_AT = _NOT_FORWARDED | CREDENTIALS | {b"content-encoding"}
 # vLLM's sign: lower goes first.
 _WIRE_PRIORITY = {Lane.INTERACTIVE: 0, Lane.STANDARD: 1, Lane.LONG: 2, Lane.OVERLONG: 3, Lane.BACKGROUND: 4}
 
@@ -61,7 +62,10 @@ def read_head(headers: Headers) -> RequestHead:
     wants_timing = is_packed = False
     scoped = connection_scoped(headers)
     for name, value in headers:
-        if name in CREDENTIALS:
+        if name not in _LOOKED_AT and not name.startswith(_OURS):
+            if name not in scoped:
+                lines.append(b"%b: %b\r\n" % (name, value))
+        elif name in CREDENTIALS:
             credentials.append(b"%b: %b\r\n" % (name, value))
         elif name == b"content-length":
             content_length = int(value) if value.isdigit() else None
@@ -79,8 +83,6 @@ def read_head(headers: Headers) -> RequestHead:
             is_packed = coding in CODINGS
             if not is_packed and coding not in (b"", b"identity"):
                 raise UnsupportedEncoding
-        else:
-            lines.append(b"%b: %b\r\n" % (name, value))
     forwarded = b"".join(lines)
     if forwarded.count(b"\n") != len(lines):
         raise BadRequest("A header value contains a line break.")
@@ -100,6 +102,8 @@ def withhold(head: RequestHead, query: bytes, secret: bytes) -> tuple[RequestHea
 def connection_scoped(headers: Headers) -> set[bytes]:
     """Names that a Connection header declares to be of this connection only, in lower case."""
     scoped: set[bytes] = set()
+    if b"connection" not in dict(headers):
+        return scoped
     for name, value in headers:
         if name == b"connection":
             scoped.update(token.strip().lower() for token in value.split(b","))
@@ -109,11 +113,8 @@ def connection_scoped(headers: Headers) -> set[bytes]:
 def response_headers(headers: Headers) -> Headers:
     """The replica's headers that go on to the client, in their order, repeated ones included."""
     scoped = connection_scoped(headers)
-    return [
-        header
-        for header in headers
-        if header[0] not in HOP_BY_HOP and header[0] not in scoped and not header[0].startswith(_NOT_RETURNED)
-    ]
+    passed = [header for header in headers if header[0] not in HOP_BY_HOP and not header[0].startswith(_NOT_RETURNED)]
+    return [header for header in passed if header[0] not in scoped] if scoped else passed
 
 
 def request_bytes(

@@ -17,7 +17,7 @@ from gateway.api.fields import RequestFields, read_chat
 from gateway.app import Gateway
 from gateway.attribution import Record
 from gateway.config import parse_config
-from gateway.late_count import LateCount
+from gateway.late_count import late_count
 from gateway.request import Request
 from gateway.tokens import TokenCount, TokenCounter
 from gateway.work_pool import WorkPool
@@ -279,7 +279,7 @@ async def test_a_count_that_comes_as_its_request_ends_is_dropped() -> None:
             coming: Any = asyncio.get_running_loop().create_future()
             record = Record("q", 0.0, prompt_tokens=50)
             place = gateway.dispatcher.place(request)
-            with LateCount(TokenCount(50, "bytes", 0.0, 0.0, coming), record) as late:
+            with late_count(TokenCount(50, "bytes", 0.0, 0.0, coming), record) as late:
                 late.tell(place, request)
                 coming.set_result(TokenCount(7, "local", 0.0, 0.0))
                 if comes_in_time:

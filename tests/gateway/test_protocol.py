@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gateway import protocol
-from gateway.disconnect import Message, Receive, Send
+from gateway.disconnect import FOLLOWS, WRITE, Message, Receive, Send
 from gateway.drain import Drain
 from gateway.errors import MalformedBody, ResponseBroken
 from gateway.front import ConnectionBounds, Front
@@ -521,6 +521,50 @@ async def test_an_application_at_fault(wrong: Any, caplog: pytest.LogCaptureFixt
             assert statuses(received) == [500]
             assert b'"internal_error"' in received
     assert [record.getMessage() for record in caplog.records] == ["the application failed"]
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+async def test_a_head_may_wait_for_its_body(breaks: bool) -> None:
+    """It goes out with the first piece, or before the end of an answer that breaks off; never later, never twice."""
+
+    async def app(scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await App()(scope, receive, send)
+        headers = [(b"content-length", b"4")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers, FOLLOWS: True})
+        assert not scope["extensions"][WRITE](b"ab"), "the head is to go first"
+        if breaks:
+            raise ResponseBroken("on purpose")
+        return await send({"type": "http.response.body", "body": b"body"})
+
+    async with serving(app) as port:
+        received = await answer_to(port, get("/", CLOSE))
+    assert statuses(received) == [200]
+    assert received.endswith(b"\r\n\r\n" if breaks else b"\r\n\r\nbody")
+
+
+@pytest.mark.parametrize("length", [None, 6])
+async def test_pieces_are_written_without_waiting(length: int | None) -> None:
+    """Between the head and the end of an answer only; in the framing that the head says."""
+    told: list[bool] = []
+
+    async def app(scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await App()(scope, receive, send)
+        write = scope["extensions"][WRITE]
+        told.append(write(b"early"))
+        headers = [] if length is None else [(b"content-length", b"%d" % length)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        told.append(write(b"one"))
+        await send({"type": "http.response.body", "body": b"two"})
+        told.append(write(b"late"))
+        return None
+
+    async with serving(app) as port:
+        received = await answer_to(port, get("/", CLOSE))
+    assert told == [False, True, False]
+    body = received.partition(b"\r\n\r\n")[2]
+    assert body == (b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n" if length is None else b"onetwo")
 
 
 async def test_rubbish_never_gets_through() -> None:
