@@ -44,6 +44,22 @@ async def test_events_and_their_snapshot() -> None:
         assert counted.input_tokens == 7
 
 
+async def test_the_timing_comment_is_passed_over() -> None:
+    """`x-tailgate-timing: stream` puts a line into the stream that the package doesn't take for an event."""
+    async with FakeMessages() as replica, client_of(replica) as client:
+        more = {"x-tailgate-timing": "stream"}
+        async with client.messages.stream(model="m1", messages=MESSAGES, max_tokens=9, extra_headers=more) as stream:
+            assert [event.type async for event in stream][-1] == "message_stop"
+            assert (await stream.get_final_message()).stop_reason == "end_turn"
+
+
+async def test_the_list_of_models() -> None:
+    """It is OpenAI's, and the package can read it."""
+    async with FakeMessages() as replica, client_of(replica) as client:
+        assert [model.id async for model in client.models.list(limit=5)] == ["m1"]
+        assert (await client.models.retrieve("m1")).id == "m1"
+
+
 async def test_leaving_closes_the_replicas_call() -> None:
     """The stream's block is left in the middle."""
     async with FakeMessages() as replica, client_of(replica) as client:

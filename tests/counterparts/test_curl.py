@@ -146,6 +146,19 @@ async def test_an_upload_in_chunks(heads: Path, coding: str | None) -> None:
         assert replica.received[0].header("content-length") == [str(len(body))]
 
 
+async def test_a_form(heads: Path) -> None:
+    """With a file over a megabyte, for which curl asks first, and an alias."""
+    sound = bytes(range(256)) * 8192
+    await asyncio.to_thread(heads.with_name("a.wav").write_bytes, sound)
+    models = [{"name": "m1", "aliases": ["whisper-1"]}]
+    async with FakeReplica(answers(), owned_by="someone") as replica, entrance_to(replica, models=models) as entrance:
+        form = ("-F", "model=whisper-1", "-F", f"file=@{heads.with_name('a.wav')};type=audio/wav")
+        curled = await curl(heads, *form, at(entrance, "/v1/audio/transcriptions"))
+        assert (curled.code, curled.head.startswith("HTTP/1.1 100 Continue")) == (0, True)
+        assert sound in replica.received[0].body
+        assert b"whisper-1" not in replica.received[0].body
+
+
 async def test_a_packed_answer_is_passed_on_packed(heads: Path) -> None:
     """--compressed asks the replica, whose bytes are unpacked by curl alone."""
     answer = b'{"id":"c","choices":[],"note":"' + b"z" * 5000 + b'"}'

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.support.fake_replica import Call, FakeReplica, delta
+from tests.support.fake_replica import DONE, Call, FakeReplica, delta, finish, streams
 from tests.support.serve import until
 
 from .entrance import entrance_to
@@ -20,12 +20,17 @@ class Double:
         self.num_later = 0
 
     async def __call__(self, call: Call) -> None:
+        if call.received.path == "/v1/audio/transcriptions":
+            await call.whole(b'{"text":"hello"}')
+            return
         wish = json.loads(call.received.body)["messages"][0]["content"]
         if wish in ("hang", "break"):
             await call.head(headers=[("content-type", "text/event-stream")])
             await call.chunk(delta("one"))
         if wish in ("hang", "silence"):
             await call.gone.wait()
+        elif wish == "words":
+            await streams(delta("one"), finish(), DONE)(call)
         elif wish == "break":
             call.close()
         elif wish == "refuse":
@@ -66,3 +71,14 @@ async def test_errors_are_the_packages_own_classes() -> None:
         assert told["retry"] == 200
         assert told["tools"] == [TOOL_CALL]
         assert told["models"] == ["m1"]
+
+
+async def test_forms_and_comments() -> None:
+    """The package's own form with an alias in it; a stream with a comment of the gateway's."""
+    models = [{"name": "m1", "aliases": ["whisper-1"]}]
+    async with FakeReplica(Double(), owned_by="someone") as replica, entrance_to(replica, models=models) as entrance:
+        told = await told_by(entrance, "sound", "timed")
+        assert told == {"sound": "hello", "timed": [None, "stop"]}
+        received = replica.received[0]
+        assert b"\x07" * (1 << 20) in received.body
+        assert b"whisper-1" not in received.body

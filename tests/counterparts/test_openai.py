@@ -284,6 +284,55 @@ async def test_responses() -> None:
         assert (await client.responses.create(model="m1", input="hi")).output_text == "hello"
 
 
+async def test_the_timing_comment_is_passed_over() -> None:
+    """`x-tailgate-timing: stream` puts a line into the stream that the package doesn't take for an event."""
+    async with FakeReplica(streams(delta("one"), finish(), DONE)) as replica, client_of(replica) as client:
+        stream = await client.chat.completions.create(
+            model="m1", messages=MESSAGES, stream=True, extra_headers={"x-tailgate-timing": "stream"}
+        )
+        assert [chunk.choices[0].finish_reason async for chunk in stream] == [None, "stop"]
+        raw = client.chat.completions.with_streaming_response.create(
+            model="m1", messages=MESSAGES, stream=True, extra_headers={"x-tailgate-timing": "stream"}
+        )
+        async with raw as response:
+            lines = [line async for line in response.iter_lines()]
+        assert sum(line.startswith(": tailgate {") for line in lines) == 1
+
+
+async def test_a_form_with_a_sound() -> None:
+    """The package's own form, with an alias in it: only the model's name changes, and the sound arrives as it was."""
+    sound = bytes(range(256)) * 4096
+    models = [{"name": "m1", "aliases": ["whisper-1"]}]
+    async with (
+        FakeReplica(_answers({"text": "hello"}), owned_by="someone") as replica,
+        client_of(replica, models=models) as client,
+    ):
+        answer = await client.audio.transcriptions.create(
+            model="whisper-1", file=("a.wav", sound, "audio/wav"), language="de"
+        )
+        assert answer.text == "hello"
+        received = replica.received[0]
+        assert sound in received.body
+        assert b'name="model"\r\n\r\nm1\r\n' in received.body
+        assert b"whisper-1" not in received.body
+
+
+async def test_a_sound_in_pieces() -> None:
+    """Bytes that are no text, in a response that is read as it comes."""
+    pieces = [bytes(range(256)) * 64, b"\r\n\r\n", bytes(reversed(range(256)))]
+
+    async def behave(call: Call) -> None:
+        await call.head(headers=[("content-type", "audio/mpeg")])
+        for piece in pieces:
+            await call.chunk(piece)
+        await call.end()
+
+    async with FakeReplica(behave, owned_by="someone") as replica, client_of(replica) as client:
+        request = client.audio.speech.with_streaming_response.create(model="m1", input="hi", voice="alloy")
+        async with request as response:
+            assert b"".join([piece async for piece in response.iter_bytes()]) == b"".join(pieces)
+
+
 async def test_the_synchronous_client() -> None:
     """It works with threads and closes its streams the same way."""
 

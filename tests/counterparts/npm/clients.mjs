@@ -1,5 +1,5 @@
 // What the npm package `openai` makes of a gateway: node clients.mjs URL MODEL SCENARIO… prints a JSON object, by scenario.
-import OpenAI from "openai";
+import OpenAI, { toFile } from "openai";
 
 const [url, model, ...names] = process.argv.slice(2);
 const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: "none", maxRetries: 0 });
@@ -61,6 +61,17 @@ const scenarios = {
     const tool = { type: "function", function: { name: "weather", parameters: { type: "object", properties: {} } } };
     const answer = await client.chat.completions.create(asking("tool", { tools: [tool] }));
     return answer.choices[0].message.tool_calls;
+  },
+  async timed() {
+    const reasons = [];
+    const options = { headers: { "x-tailgate-timing": "stream" } };
+    const chunks = await client.chat.completions.create(asking("words", { stream: true }), options);
+    for await (const chunk of chunks) reasons.push(chunk.choices[0].finish_reason);
+    return reasons;
+  },
+  async sound() {
+    const file = await toFile(Buffer.alloc(1 << 20, 7), "a.wav", { type: "audio/wav" });
+    return (await client.audio.transcriptions.create({ model: "whisper-1", file })).text;
   },
   async retry() {
     const answer = client.chat.completions.create(asking("later"), { maxRetries: 1 });
