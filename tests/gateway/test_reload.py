@@ -19,10 +19,9 @@ from gateway.reload import Reloader, differences
 from tests.support.asgi import HandDriven
 from tests.support.fake_replica import DONE, Call, FakeReplica, answers, delta, hangs
 from tests.support.gateways import BODY, CHAT, STREAM_BODY, assert_nothing_held, configured, gateway_for
+from tests.support.processes import DEADLINE_S, Process, ready, tailgate
 from tests.support.serve import until
 from tests.support.tokenizer_folders import make_folder
-
-from .test_cli import DEADLINE_S, Process, ready, tailgate
 
 
 def config_of(*replicas: FakeReplica, **sections: Any) -> GatewayConfig:
