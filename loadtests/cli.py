@@ -23,6 +23,7 @@ from .engine import EngineRun, compare_engines
 from .errors import LoadtestError
 from .plot import plot_comparison
 from .prompts import PromptMaker
+from .replay import replay
 from .report import print_comparison, print_engines, print_side, save_json
 from .run import run_plan
 from .scenario import bundled_scenarios, load_scenario
@@ -113,7 +114,7 @@ def run(
                 )
                 on_end = on_step(f"sending {len(plan.requests)} requests", len(plan.requests))
                 side = await run_plan("server", client, maker, plan, key=f"{seed}/run", on_end=on_end)
-        summary = summarise(side.answers, mix)
+        summary = summarise(side.answers, mix.objectives)
         print_side(summary, console)
         costs = {
             "prefill_s_per_token": float(f"{measured.costs.prompt_token_s:.3g}"),
@@ -276,6 +277,7 @@ def shape(
     typer.echo(text, nl=False)
 
 
+app.command()(replay)
 app.command()(simulate)
 app.command()(calibrate_sim)
 

@@ -55,7 +55,7 @@ class Comparison:
             },
             "capacity": self.measured.capacity.to_dict(),
             "plan": describe_plan(self.plan, self.scenario, self.measured.costs),
-            "sides": {side.name: summarise(side.answers, self.scenario) for side in sides},
+            "sides": {side.name: summarise(side.answers, self.scenario.objectives) for side in sides},
             "gateway_over_direct": compare_sides(self.direct.answers, self.gateway.answers, self.scenario),
             "layers": self.layers.to_dict(),
             "example": self.example,

@@ -6,6 +6,7 @@ a shared prefix. The target tells which words qualify and what its template adds
 and through `usage.prompt_tokens` of one-token answers elsewhere.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from .client import LoadClient
@@ -62,6 +63,21 @@ class PromptMaker:
         shared = rng_for("shared", request.lane).choice(len(self.words), num_shared)
         own = rng_for(key, request.index, "words").choice(len(self.words), num_words - num_shared)
         return _chat([self.words[index] for index in (*shared, *own)])
+
+    def block_messages(
+        self, request: PlannedRequest, key: object, block_ids: Sequence[int], block_tokens: int
+    ) -> list[dict[str, str]]:
+        """A prompt that begins as others with the same leading blocks do: each id stands for words of its own.
+
+        Only whole blocks are common; the words after them are drawn from `key` and the request's index. The template's
+        head comes before them, so that blocks of an engine's cache are reached a little later than the trace's.
+        """
+        num_words = max(1, request.prompt_tokens - self.overhead_tokens)
+        places: list[int] = []
+        for block_id in block_ids[: num_words // block_tokens]:
+            places += rng_for("block", block_id).choice(len(self.words), block_tokens).tolist()
+        places += rng_for(key, request.index, "words").choice(len(self.words), num_words - len(places)).tolist()
+        return _chat([self.words[place] for place in places])
 
 
 class _Counter:

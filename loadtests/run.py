@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .answer import Answer
-from .client import LoadClient
+from .client import LoadClient, Messages
 from .prompts import PromptMaker
 from .workload import Plan, PlannedRequest
 
@@ -30,18 +30,20 @@ async def run_plan(
     *,
     key: str,
     on_end: Callable[[Answer], None] | None = None,
+    make_messages: Callable[[PlannedRequest], Messages] | None = None,
 ) -> Side:
     """Sends a plan once, after a few warm-up requests that open connections and are not counted.
 
     `key` decides the words of the prompts: two sides of a comparison get different keys, so that the second finds
-    nothing of the first in a prefix cache. Ends at the latest 240 s after the last arrival.
+    nothing of the first in a prefix cache; `make_messages` takes their place. Ends at the
+    latest 240 s after the last arrival.
     """
     for index in range(_WARM_UP_REQUESTS):
         warm = PlannedRequest(index, "warm-up", 0.0, 48, 4)
         await client.send(warm, maker.messages(warm, f"{key}/warm-up"))
     answers = await client.open_loop(
         plan.requests,
-        lambda request: maker.messages(request, key),
+        make_messages or (lambda request: maker.messages(request, key)),
         limit_s=plan.duration_s + _DRAIN_LIMIT_S,
         on_end=on_end,
     )

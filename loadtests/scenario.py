@@ -73,6 +73,11 @@ class Scenario:
     load: float
     num_first_lane: int
 
+    @property
+    def objectives(self) -> dict[str, Objectives]:
+        """Of each lane, in order."""
+        return {lane.name: lane.objectives for lane in self.lanes}
+
     def lane(self, name: str) -> LaneSpec:
         """The lane of this name; KeyError for an unknown one."""
         return {lane.name: lane for lane in self.lanes}[name]

@@ -1,11 +1,11 @@
 """The figures of one side of a run: by lane and over all, as plain values that go to JSON and into tables."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .answer import Answer
-from .scenario import Scenario
+from .scenario import Objectives, Scenario
 from .stats import makespan_s, meets, paired_ratio, paired_values, percentile, percentile_estimate
 from .workload import rng_for
 
@@ -17,10 +17,13 @@ _METRICS: dict[str, Callable[[Answer], float | None]] = {
 }
 
 
-def summarise(answers: Sequence[Answer], scenario: Scenario) -> dict[str, Any]:
-    """Counts, errors, percentiles with intervals by lane, token rates, goodput, and the client's own lag."""
+def summarise(answers: Sequence[Answer], objectives: Mapping[str, Objectives]) -> dict[str, Any]:
+    """Counts, errors, percentiles with intervals by lane, token rates, goodput, and the client's own lag.
+
+    `objectives`: of every lane that there is.
+    """
     span_s = makespan_s(answers)
-    num_good = sum(meets(answer, scenario.lane(answer.lane).objectives) for answer in answers)
+    num_good = sum(meets(answer, objectives[answer.lane]) for answer in answers)
     complete = [answer for answer in answers if answer.is_ok]
     output_tokens = sum(answer.received_tokens for answer in complete)
     all_tokens = output_tokens + sum(answer.received_prompt_tokens for answer in complete)
@@ -38,22 +41,18 @@ def summarise(answers: Sequence[Answer], scenario: Scenario) -> dict[str, Any]:
         "reused_connections_ratio": (
             sum(answer.is_reused_connection for answer in answers) / len(answers) if answers else None
         ),
-        "lanes": {lane.name: _lane([a for a in answers if a.lane == lane.name], scenario) for lane in scenario.lanes},
+        "lanes": {name: _lane([a for a in answers if a.lane == name], wanted) for name, wanted in objectives.items()},
     }
 
 
-def _lane(answers: Sequence[Answer], scenario: Scenario) -> dict[str, Any]:
+def _lane(answers: Sequence[Answer], objectives: Objectives) -> dict[str, Any]:
     complete = [answer for answer in answers if answer.is_ok]
     out: dict[str, Any] = {
         "num_requests": len(answers),
         "num_ok": len(complete),
         "prompt_tokens": sum(answer.received_prompt_tokens for answer in complete),
         "output_tokens": sum(answer.received_tokens for answer in complete),
-        "goodput_ratio": (
-            sum(meets(answer, scenario.lane(answer.lane).objectives) for answer in answers) / len(answers)
-            if answers
-            else None
-        ),
+        "goodput_ratio": (sum(meets(answer, objectives) for answer in answers) / len(answers) if answers else None),
     }
     samples = {name: [v for a in complete if (v := read(a)) is not None] for name, read in _METRICS.items()}
     samples["itl_s"] = [gap for answer in complete for gap in answer.itl_s]

@@ -102,7 +102,7 @@ def test_summary_counts_rates_and_failures() -> None:
     """Two complete of three requests over 2 s: rates, errors and goodput by hand."""
     scenario = load_scenario("short-behind-long")
     answers = [_answer(0), _answer(1, ttft_s=1.8), _failed(2)]
-    summary = summarise(answers, scenario)
+    summary = summarise(answers, scenario.objectives)
     assert summary["makespan_s"] == pytest.approx(2.0)
     assert (summary["num_ok"], summary["errors"]) == (2, {"cut": 1})
     assert summary["output_tokens_per_s"] == pytest.approx(3.0)
@@ -110,7 +110,7 @@ def test_summary_counts_rates_and_failures() -> None:
     assert summary["goodput_ratio"] == pytest.approx(2 / 3)
     assert summary["lanes"]["short"]["ttft_s"]["50"]["value"] == pytest.approx(1.15)
     assert summary["lanes"]["long"]["ttft_s"]["50"]["value"] is None
-    empty = summarise([], scenario)
+    empty = summarise([], scenario.objectives)
     assert (empty["tokens_per_s"], empty["goodput_ratio"], makespan_s([])) == (None, None, 0.0)
 
 
