@@ -7,7 +7,7 @@ from ..compare import OnStep
 from ..sim.fidelity import fidelity
 from ..sim.fit import fit_model
 from ..sim.measured import load_measured
-from ..sim.replica import ReplicaModel
+from ..sim.model import ReplicaModel
 from ..sim.step_time import StepTime
 from .bar import Bar, at_most, skipped
 

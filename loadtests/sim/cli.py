@@ -21,9 +21,10 @@ from .contenders import BOUNDS, contender
 from .fidelity import fidelity
 from .fit import fit_model
 from .measured import load_measured
+from .model import ReplicaModel
 from .models import bundled_models, load_model, model_to_dict
+from .paired import paired_differences
 from .plot import plot_simulation
-from .replica import ReplicaModel
 from .report import print_fit, print_simulation
 from .simulation import Result, Setup
 from .step_time import StepTime
@@ -90,7 +91,8 @@ def simulate(
 ) -> None:
     """Simulates policies on a trace: the gateway's own decisions, an engine fitted to measurements, no GPU.
 
-    Each policy gets the same requests at the same instants, at each LOAD. Reported are `short` (the 75 % of requests
+    Each policy gets the same requests at the same instants, at each LOAD; differences from the first one named are over
+    20 stretches of the trace, with their 95 % interval. Reported are `short` (the 75 % of requests
     with the least work), `middle` and `long` (5 %), or, of several traces, each by its name.
     """
     console, problems = Console(), _Problems()
@@ -128,6 +130,11 @@ def simulate(
                     advance = on_step(f"{entry.name} at {share:g}", len(workload.trace))
                     result = study.run(entry, share, on_end=advance)
                     runs.append({"policy": entry.name, "load": share, **figures(result)})
+                    if entry is contenders[0]:
+                        base = result
+                    else:
+                        groups = list(runs[-1]["groups"])
+                        runs[-1]["against_first"] = {name: paired_differences(result, base, name) for name in groups}
                     if share == loads[-1]:
                         pictured[entry.name] = _pictured(result, next(iter(runs[-1]["groups"])))
         report = {

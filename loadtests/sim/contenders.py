@@ -13,7 +13,7 @@ from policies.types import EngineLike, RequestLike, SequenceLike, StepPlan, Step
 from ..errors import LoadtestError
 from ..workload import Costs
 from .fit import pass_through
-from .replica import ReplicaModel
+from .model import ReplicaModel
 from .request import SimRequest
 from .sequence import SimSequence
 from .simulation import Setup

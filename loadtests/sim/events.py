@@ -41,10 +41,16 @@ class EventQueue:
         self._num_scheduled += 1
         heapq.heappush(self._heap, (when_s, phase, index, self._num_scheduled, action))
 
+    def step(self) -> bool:
+        """The next thing happens; False when there is none."""
+        if not self._heap:
+            return False
+        now_s, _, _, _, action = heapq.heappop(self._heap)
+        self.now_s = now_s
+        action(now_s)
+        return True
+
     def run(self) -> None:
         """Until nothing is left to happen."""
-        heap = self._heap
-        while heap:
-            now_s, _, _, _, action = heapq.heappop(heap)
-            self.now_s = now_s
-            action(now_s)
+        while self.step():
+            pass

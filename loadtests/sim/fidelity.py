@@ -7,7 +7,7 @@ import numpy as np
 
 from .fit import as_requests, pass_through
 from .measured import MeasuredRequest
-from .replica import ReplicaModel
+from .model import ReplicaModel
 from .simulation import Setup, simulate
 
 LEVELS = (50, 90, 95, 99)

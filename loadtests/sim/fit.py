@@ -18,7 +18,7 @@ from policies.policy import Policy
 
 from .gateway import RequestOutcome
 from .measured import MeasuredRequest, peak_tokens
-from .replica import ReplicaModel
+from .model import ReplicaModel
 from .request import SimRequest
 from .simulation import Setup, simulate
 from .step_time import StepTime

@@ -116,6 +116,7 @@ class SimGateway:
             return
         request_id = call.request.request_id
         self.core.call_ended(call.call_id, Outcome.DROPPED, Sample(), now_s)
+        self.pump(now_s)  # as live: others may go before this one waits again
         outcome = self._outcomes[request_id]
         if outcome.num_calls < self._max_attempts and self.core.can_serve(call.request.model, {call.replica_id}):
             self.core.requeue(request_id, {call.replica_id}, now_s)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LoadtestError
-from .replica import ReplicaModel
+from .model import ReplicaModel
 from .step_time import StepTime
 
 _COUNTS = [field.name for field in fields(ReplicaModel) if field.name not in ("step_time", "enable_prefix_caching")]

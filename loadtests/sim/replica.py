@@ -2,7 +2,6 @@
 
 import bisect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -11,37 +10,13 @@ from policies.types import Call, StepPlan
 
 from .events import Action, EventQueue, Phase
 from .kv import KvPool
+from .model import ReplicaModel
 from .request import SimRequest
 from .sequence import SimSequence
-from .step_time import StepTime
+from .steps import Rows, Run, decode_ends_s, mixed_end_s, num_equal_steps
 
 PROGRESS_EVERY_TOKENS = 16
 """As the gateway: it tells the core of a call's output in such steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaModel:
-    """What an engine is: its speed, its memory and its limits.
-
-    `chunk_tokens`: the grain of prefix ids, a multiple of `block_size` (Mooncake's traces: 512).
-    """
-
-    step_time: StepTime
-    num_blocks: int
-    block_size: int = 16
-    chunk_tokens: int = 512
-    max_num_batched_tokens: int = 2048
-    max_num_seqs: int = 256
-    enable_prefix_caching: bool = True
-
-    @property
-    def capacity_tokens(self) -> int:
-        """Tokens that the KV cache holds."""
-        return self.num_blocks * self.block_size
-
-    def with_capacity(self, tokens: int) -> "ReplicaModel":
-        """The same engine with memory for so many tokens."""
-        return replace(self, num_blocks=max(1, tokens // self.block_size))
 
 
 class Listener(Protocol):
@@ -58,15 +33,6 @@ class Listener(Protocol):
     def failed(self, call: Call, now_s: float) -> None:
         """The replica refused the call or broke off."""
         ...
-
-
-@dataclass(slots=True)
-class _Run:
-    """Steps that all do the same: a token for each of `rows`; a single step may also compute prompts."""
-
-    rows: list[tuple[SimSequence, int]]
-    is_decode: bool
-    ends_s: list[float]
 
 
 class SimReplica:
@@ -110,7 +76,7 @@ class SimReplica:
         self._waiting: list[SimSequence] = []
         self._by_call: dict[tuple[int, int], SimSequence] = {}
         self._num_sequences = 0
-        self._run: _Run | None = None
+        self._run: Run | None = None
         self._run_began_s = 0.0
 
     # --- EngineLike -------------------------------------------------------------------------------------------------
@@ -197,18 +163,22 @@ class SimReplica:
             return
         plan = self._plan()
         rows, is_decode = self._apply(plan, now_s)
-        num_steps = self._num_equal_steps(rows) if is_decode else 1
-        self._run = _Run(rows, is_decode, self._ends_s(rows, is_decode, num_steps, now_s))
+        time = self.model.step_time
+        if is_decode:
+            ends_s = decode_ends_s(time, rows, self._num_equal_steps(rows), now_s)
+        else:
+            ends_s = [mixed_end_s(time, rows, now_s)]
+        self._run = Run(rows, is_decode, ends_s)
         self._run_began_s = now_s
         self._schedule_end(self._run)
         if is_decode:
             self._schedule_progress(self._run)
 
-    def _schedule_end(self, run: _Run) -> None:
+    def _schedule_end(self, run: Run) -> None:
         end_s = run.ends_s[-1]
         self._events.at(end_s, Phase.REPLICA_STEP, self.index, partial(self._end_if_current, run, len(run.ends_s)))
 
-    def _end_if_current(self, run: _Run, num_steps: int, now_s: float) -> None:
+    def _end_if_current(self, run: Run, num_steps: int, now_s: float) -> None:
         if self._run is run and len(run.ends_s) == num_steps:
             self._end(run, now_s)
 
@@ -266,54 +236,17 @@ class SimReplica:
             sequence.reserve(num_tokens)
         return rows, is_decode
 
-    def _num_equal_steps(self, rows: list[tuple[SimSequence, int]]) -> int:
+    def _num_equal_steps(self, rows: Rows) -> int:
         """How many steps in a row will be planned like this one, if nothing comes."""
         if self._is_stepwise or not rows or (self._waiting and not self._may_decode_past_waiting):
             return 1
-        size, free_blocks = self.model.block_size, self.kv.free_blocks
-        num_steps = min(sequence.target_tokens - sequence.num_tokens for sequence, _ in rows)
-        # Tokens that fit in the blocks held, this step's included.
-        rooms = [sequence.held_blocks * size - sequence.computed_tokens for sequence, _ in rows]
+        return num_equal_steps(rows, block_size=self.model.block_size, free_blocks=self.kv.free_blocks)
 
-        def new_blocks(steps: int) -> int:
-            return sum(-(-(steps - room) // size) for room in rooms if steps > room)
-
-        if new_blocks(num_steps) <= free_blocks:
-            return num_steps
-        low, high = 1, num_steps
-        while low + 1 < high:
-            middle = (low + high) // 2
-            low, high = (middle, high) if new_blocks(middle) <= free_blocks else (low, middle)
-        return low
-
-    def _ends_s(
-        self, rows: list[tuple[SimSequence, int]], is_decode: bool, num_steps: int, now_s: float
-    ) -> list[float]:
-        """When each of the steps ends."""
-        seconds, count = self.model.step_time.seconds, len(rows)
-        if is_decode:
-            context = sum(sequence.computed_tokens for sequence, _ in rows)
-            ends_s = []
-            for step in range(num_steps):
-                now_s += seconds(count, count, context + step * count, 0.0, 0)
-                ends_s.append(now_s)
-            return ends_s
-        tokens = context = prefill_tokens = 0
-        pairs = 0.0
-        for sequence, num_tokens in rows:
-            tokens += num_tokens
-            if num_tokens == 1:
-                context += sequence.computed_tokens
-            else:
-                prefill_tokens += num_tokens
-                pairs += num_tokens * (sequence.computed_tokens + num_tokens / 2.0)
-        return [now_s + seconds(tokens, count, context, pairs, prefill_tokens)]
-
-    def _end(self, run: _Run, now_s: float) -> None:
+    def _end(self, run: Run, now_s: float) -> None:
         self._finish(run, now_s)
         self._begin(now_s)
 
-    def _finish(self, run: _Run, now_s: float) -> None:
+    def _finish(self, run: Run, now_s: float) -> None:
         """Writes down what the steps of a run computed, and says it."""
         num_steps = len(run.ends_s)
         self._run = None
@@ -350,7 +283,7 @@ class SimReplica:
             del self._by_call[sequence.gateway_index, sequence.call.call_id]
             self._tell(now_s, partial(listener.ended, sequence))
 
-    def _schedule_progress(self, run: _Run) -> None:
+    def _schedule_progress(self, run: Run) -> None:
         """What gateways hear of the steps before the last: one event a step at which somebody's count is due."""
         due: dict[int, list[tuple[SimSequence, int]]] = {}
         for sequence, _ in run.rows:
@@ -361,14 +294,14 @@ class SimReplica:
         steps = (base + offset for base in range(0, len(run.ends_s), PROGRESS_EVERY_TOKENS) for offset in offsets)
         self._next_progress(run, due, steps)
 
-    def _next_progress(self, run: _Run, due: dict[int, list[tuple[SimSequence, int]]], steps: Iterator[int]) -> None:
+    def _next_progress(self, run: Run, due: dict[int, list[tuple[SimSequence, int]]], steps: Iterator[int]) -> None:
         step = next(steps, None)
         if step is not None and step < len(run.ends_s):
             self._tell(run.ends_s[step - 1], partial(self._tell_progress, run, due, steps, step))
 
     def _tell_progress(
         self,
-        run: _Run,
+        run: Run,
         due: dict[int, list[tuple[SimSequence, int]]],
         steps: Iterator[int],
         step: int,

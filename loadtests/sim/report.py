@@ -34,6 +34,23 @@ def print_simulation(report: dict[str, Any], console: Console) -> None:
                     f"preempted, {percent(run['cached_prompt_ratio'])} of prompt tokens cached"
                 )
         console.print()
+        _print_paired(report, load, console)
+
+
+def _print_paired(report: dict[str, Any], load: float, console: Console) -> None:
+    """P90 of the time to first token against the first policy, by group."""
+    first = report["runs"][0]["policy"]
+    for run in report["runs"]:
+        for group, levels in run.get("against_first", {}).items() if run["load"] == load else ():
+            found = levels["90"]
+            words = f"  {run['policy']} - {first}, {group}, TTFT P90: "
+            if "needed_requests" in found:
+                console.print(words + f"too few requests, {found['needed_requests']} of the group would do")
+            else:
+                console.print(
+                    words + f"{found['mean_s']:+.3f} s ({found['low_s']:+.3f} to {found['high_s']:+.3f}), "
+                    f"better in {found['num_better']} of {found['num_segments']} stretches"
+                )
 
 
 def _table(load: float, runs: list[dict[str, Any]]) -> Table:

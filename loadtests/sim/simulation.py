@@ -13,7 +13,8 @@ from ..answer import Answer
 from ..errors import LoadtestError
 from .events import EventQueue, Phase
 from .gateway import RequestOutcome, SimGateway
-from .replica import ReplicaModel, SimReplica
+from .model import ReplicaModel
+from .replica import SimReplica
 from .request import MODEL, SimRequest
 
 

@@ -16,7 +16,7 @@ from ..workload import Costs, rng_for
 from .contenders import Contender
 from .fit import pass_through
 from .gateway import RequestOutcome
-from .replica import ReplicaModel
+from .model import ReplicaModel
 from .request import SimRequest
 from .simulation import Result, Setup, simulate
 

@@ -10,7 +10,7 @@ from loadtests.errors import TraceError
 from loadtests.sim.fidelity import fidelity
 from loadtests.sim.fit import fit_model, pass_through
 from loadtests.sim.measured import MeasuredRequest, load_measured, peak_tokens
-from loadtests.sim.replica import ReplicaModel
+from loadtests.sim.model import ReplicaModel
 from loadtests.sim.request import SimRequest
 from loadtests.sim.simulation import Setup, simulate
 from loadtests.sim.step_time import StepTime

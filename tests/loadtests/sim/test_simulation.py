@@ -7,7 +7,7 @@ import pytest
 
 from loadtests.errors import LoadtestError
 from loadtests.sim.gateway import RequestOutcome
-from loadtests.sim.replica import ReplicaModel
+from loadtests.sim.model import ReplicaModel
 from loadtests.sim.request import SimRequest
 from loadtests.sim.simulation import Outage, Result, Setup, simulate
 from loadtests.sim.step_time import StepTime

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from loadtests.cli import app
 from loadtests.errors import LoadtestError
 from loadtests.sim.contenders import contender
+from loadtests.sim.model import ReplicaModel
 from loadtests.sim.models import bundled_models, load_model, model_to_dict
-from loadtests.sim.replica import ReplicaModel
 from loadtests.sim.simulation import Setup
 from loadtests.sim.study import (
     Study,

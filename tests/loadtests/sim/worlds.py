@@ -2,7 +2,7 @@
 
 import random
 
-from loadtests.sim.replica import ReplicaModel
+from loadtests.sim.model import ReplicaModel
 from loadtests.sim.request import SimRequest
 from loadtests.sim.simulation import Outage, Setup
 from loadtests.sim.step_time import StepTime
