@@ -111,6 +111,7 @@ class PolicyConfig(Section):
     """Which policies decide; the names and their options are those of `policies`."""
 
     ordering: str = DEFAULT_POLICY.ordering
+    flows: str = DEFAULT_POLICY.flows
     lanes: str = DEFAULT_POLICY.lanes
     admission: str = DEFAULT_POLICY.admission
     routing: str = DEFAULT_POLICY.routing
@@ -119,6 +120,7 @@ class PolicyConfig(Section):
     def spec(self) -> PolicySpec:
         return PolicySpec(
             ordering=self.ordering,
+            flows=self.flows,
             lanes=self.lanes,
             admission=self.admission,
             routing=self.routing,

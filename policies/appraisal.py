@@ -8,6 +8,7 @@ from .types import Outcome, Sample
 def estimate(policy: Policy, job: Job) -> None:
     """Predict output, cost and budget."""
     request = job.request
+    job.flow = policy.turns.flows.key(request)
     job.predicted_output_tokens = policy.output.predict(request)
     job.cost_s = policy.cost.cost_s(request.prompt_tokens, job.predicted_output_tokens)
     job.budget_tokens = policy.cost.budget_tokens(request.prompt_tokens, job.predicted_output_tokens)
@@ -40,6 +41,8 @@ def settle(policy: Policy, job: Job, outcome: Outcome, sample: Sample) -> None:
     actual_s = 0.0 if outcome is Outcome.DROPPED else job.charged_s
     if outcome is Outcome.SUCCESS and sample.output_tokens is not None:
         policy.output.learn(request, sample.output_tokens)
+        if sample.output_tokens > job.output_tokens:
+            policy.turns.flows.charge(job.flow, 0, sample.output_tokens - job.output_tokens)
         computed_tokens = (sample.prompt_tokens or request.prompt_tokens) - (sample.cached_tokens or 0)
         actual_s = policy.cost.cost_s(computed_tokens, sample.output_tokens)
         if job.cost_s > 0.0 and actual_s > 0.0:

@@ -6,8 +6,10 @@ from .estimate.cost import CostModel
 from .estimate.output import OutputQuantiles
 from .fairness.background import BackgroundClaim
 from .fairness.drr import DeficitRoundRobin
+from .fairness.flows import FlowTurns, OneFlow
 from .fairness.port import LaneTurns
 from .fairness.single import SingleQueue
+from .fairness.vtc import VirtualTokenCounters
 from .lanes import BudgetLanes
 from .ordering.aged_sjf import AgedSjf
 from .ordering.boost import Boost
@@ -47,6 +49,21 @@ ORDERINGS: Registry[Ordering] = Registry(
                 "factor": Option(0.1, "of the fitted decay rate; less favours the short more", above=0.0, at_most=1.0),
                 "max_boost_s": Option(300.0, "seconds by which a short request may pass others", above=0.0),
                 "prior_gamma_per_s": Option(0.01, "decay rate while no traffic was seen", above=0.0),
+            },
+        ),
+    ],
+)
+
+FLOWS: Registry[FlowTurns] = Registry(
+    "flows",
+    [
+        Part("one-flow", OneFlow),
+        Part(
+            "vtc",
+            VirtualTokenCounters,
+            {
+                "input_weight": Option(1.0, "what a prompt token counts", above=0.0),
+                "output_weight": Option(2.0, "what an output token counts", above=0.0),
             },
         ),
     ],
@@ -151,7 +168,9 @@ WAIT: Part[dict[str, float]] = Part(
     "wait",
     dict,
     {
-        "max_wait_s": Option(60.0, "a request that waited longer goes first, whatever it costs", above=0.0),
+        "max_wait_s": Option(
+            60.0, "a request that waited longer goes first in its flow's turn, whatever it costs", above=0.0
+        ),
         "no_replica_grace_s": Option(1.5, "how long a request waits while no replica is available", at_least=0.0),
     },
 )

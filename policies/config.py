@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from .builtin import ADMISSIONS, BACKGROUND, COST, LANE_CUTS, ORDERINGS, OUTPUT, ROUTINGS, TURNS, WAIT
+from .builtin import ADMISSIONS, BACKGROUND, COST, FLOWS, LANE_CUTS, ORDERINGS, OUTPUT, ROUTINGS, TURNS, WAIT
+from .fairness.turns import Turns
 from .policy import Policy
 from .registry import Part, PolicyConfigError, PolicyProblem, Registry, Value
 from .slicing import WholeCalls
@@ -16,6 +17,7 @@ _T = TypeVar("_T")
 
 ROLES: Mapping[str, Registry[Any]] = {
     "ordering": ORDERINGS,
+    "flows": FLOWS,
     "lanes": TURNS,
     "admission": ADMISSIONS,
     "routing": ROUTINGS,
@@ -33,6 +35,7 @@ class PolicySpec:
     """
 
     ordering: str = "aged-sjf"
+    flows: str = "vtc"
     lanes: str = "drr"
     admission: str = "fixed"
     routing: str = "least-tokens"
@@ -41,7 +44,7 @@ class PolicySpec:
     @property
     def name(self) -> str:
         """Short, stable, without options: for headers, metrics and logs."""
-        return "+".join((self.lanes, self.ordering, self.admission, self.routing))
+        return "+".join((self.flows, self.lanes, self.ordering, self.admission, self.routing))
 
 
 def effective_options(spec: PolicySpec) -> dict[str, dict[str, Value]]:
@@ -82,7 +85,7 @@ def build_policy(spec: PolicySpec) -> Policy:
     return Policy(
         name=spec.name,
         ordering=made(ORDERINGS.get(spec.ordering)),
-        turns=made(TURNS.get(spec.lanes)),
+        turns=Turns(made(FLOWS.get(spec.flows)), lambda: made(TURNS.get(spec.lanes))),
         admission=made(ADMISSIONS.get(spec.admission)),
         routing=made(ROUTINGS.get(spec.routing)),
         lanes=made(LANE_CUTS),

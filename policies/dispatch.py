@@ -17,6 +17,7 @@ from .absence import Absence
 from .admission.port import QueueLoad
 from .books import Books
 from .drain_rate import DrainRate
+from .fairness.flows import FlowKey
 from .job import Job, RunningCall
 from .lifecycle import Event, LifecycleError, State
 from .policy import Policy
@@ -90,7 +91,7 @@ class DispatchCore:
             return Rejected(reason, self._drain_rate.seconds_for(self._books.queue.num_requests))
         appraisal.enlist(self._policy, job)
         self._books.jobs[request.request_id] = job
-        self._books.queue.add(job)
+        self._join_queue(job)
         return _admitted(job)
 
     def recount(self, request: RequestLike, now_s: float) -> Admitted | None:
@@ -108,15 +109,14 @@ class DispatchCore:
             if job.call is not None and job.call.slice_end_tokens is None:
                 self._books.replicas[job.call.replica_id].resize(job.call, job.slot_tokens)
             return None
-        left = job.lane
+        left_lane = job.lane
         self._books.queue.remove(job)
         job.request = request
         job.computed_tokens = min(job.computed_tokens, request.prompt_tokens)
         appraisal.estimate(self._policy, job)
         appraisal.classify(self._policy, job)
-        self._books.queue.add(job)
-        if not self._books.queue.num_in_lane(left):
-            self._policy.turns.emptied(left)
+        self._join_queue(job)
+        self._left_lane(job.flow, left_lane)
         return _admitted(job)
 
     def cancel(self, request_id: str, now_s: float) -> None:
@@ -142,7 +142,9 @@ class DispatchCore:
     def progress(self, call_id: int, output_tokens: int, now_s: float) -> None:
         """Output tokens of this call so far, over all choices. Beyond the prediction, the slot grows with them."""
         job, call = self._books.running(call_id)
-        job.output_tokens = max(job.output_tokens, output_tokens)
+        if output_tokens > job.output_tokens:
+            self._policy.turns.flows.charge(job.flow, 0, output_tokens - job.output_tokens)
+            job.output_tokens = output_tokens
         if call.slice_end_tokens is None:
             self._books.replicas[call.replica_id].resize(call, job.slot_tokens)
 
@@ -166,7 +168,7 @@ class DispatchCore:
             if call.slice_end_tokens is not None and outcome is Outcome.SUCCESS:
                 job.computed_tokens = call.slice_end_tokens
             job.pinned_replica_id = call.replica_id
-            self._books.queue.add(job)
+            self._join_queue(job)
             return
         appraisal.settle(self._policy, job, outcome, sample)
         if job.state is State.ENDED:
@@ -181,7 +183,7 @@ class DispatchCore:
         job.exclude(exclude)
         job.output_tokens = job.computed_tokens = 0
         job.pinned_replica_id = None
-        self._books.queue.add(job)
+        self._join_queue(job)
 
     def replica_changed(self, replica: ReplicaLike, now_s: float) -> None:
         """A replica is new, or something of it changed. Until `capacity_granted`, a new one has no capacity."""
@@ -207,7 +209,7 @@ class DispatchCore:
         for job in waiting:
             appraisal.estimate(policy, job)
             appraisal.enlist(policy, job)
-            self._books.queue.add(job)
+            self._join_queue(job)
 
     # --- outputs ----------------------------------------------------------------------------------------------------
 
@@ -295,10 +297,21 @@ class DispatchCore:
         """Whether it wouldn't wait, so that a full queue is none of its business."""
         return job.pool not in self._books.queue.pools() and bool(self._selection().under_caps(job))
 
+    def _join_queue(self, job: Job) -> None:
+        queue = self._books.queue
+        waiting = queue.flows() if queue.num_requests else ()
+        if job.flow not in waiting:
+            self._policy.turns.flows.woke(job.flow, waiting)
+        queue.add(job)
+
     def _leave_queue(self, job: Job) -> None:
         self._books.queue.remove(job)
-        if not self._books.queue.num_in_lane(job.lane):
-            self._policy.turns.emptied(job.lane)
+        self._left_lane(job.flow, job.lane)
+
+    def _left_lane(self, flow: FlowKey, lane: Lane) -> None:
+        queue = self._books.queue
+        if not queue.num_requests or not queue.waits_in(flow, lane):
+            self._policy.turns.lanes(flow).emptied(lane)
 
     def _evict(self, job: Job, reason: Reason, effects: list[Effect]) -> None:
         self._leave_queue(job)
@@ -358,9 +371,11 @@ class DispatchCore:
         if not request.streams:
             prefill_end_s = now_s + policy.cost.prefill_s(slots.prefill_tokens + prefill_tokens)
             heapq.heappush(self._prefill_ends, (prefill_end_s, call.call_id))
+        policy.turns.flows.charge(job.flow, prefill_tokens, 0)
         if job.charged_to is None:
-            policy.turns.charge(job.lane, job.cost_s)
-            job.charged_to, job.charged_s = policy.turns, job.cost_s
+            lanes = policy.turns.lanes(job.flow)
+            lanes.charge(job.lane, job.cost_s)
+            job.charged_to, job.charged_s = lanes, job.cost_s
         self._leave_queue(job)
         job.move(Event.DISPATCH)
         self._books.start(job, call)
@@ -378,13 +393,15 @@ class DispatchCore:
 
     def _want_capacity(self, selection: Selection, effects: list[Effect]) -> None:
         """Asks for what the heads of the queue need beyond the grants; once, until a grant comes."""
-        for lane in Lane:
-            for job in self._books.queue.heads(lane):
-                for slots in selection.under_caps(job):
-                    tokens = slots.in_flight_tokens + job.slot_tokens
-                    if not slots.is_granted(job.slot_tokens) and tokens > slots.asked_tokens:
-                        slots.asked_tokens = tokens
-                        effects.append(WantCapacity(slots.replica.replica_id, tokens, (job.key, float(job.seq))))
+        if all(slots.granted_tokens is None for slots in self._books.replicas.values()):
+            return
+        queue = self._books.queue
+        for job in [job for flow in queue.flows() for lane in queue.lanes(flow) for job in queue.heads(flow, lane)]:
+            for slots in selection.under_caps(job):
+                tokens = slots.in_flight_tokens + job.slot_tokens
+                if not slots.is_granted(job.slot_tokens) and tokens > slots.asked_tokens:
+                    slots.asked_tokens = tokens
+                    effects.append(WantCapacity(slots.replica.replica_id, tokens, (job.key, float(job.seq))))
 
 
 def _admitted(job: Job) -> Admitted:

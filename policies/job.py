@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from .fairness.flows import FlowKey
 from .fairness.port import LaneTurns
 from .lifecycle import Event, State, after
 from .types import Lane, RequestLike
@@ -32,6 +33,7 @@ class Job:
         "charged_to",
         "computed_tokens",
         "cost_s",
+        "flow",
         "key",
         "lane",
         "lane_why",
@@ -50,6 +52,7 @@ class Job:
         self.seq = seq
         self.state = State.WAITING
         self.ticket = 0  # which of its entries in the queue's heaps is the live one
+        self.flow: FlowKey = ("", "")
         self.lane = Lane.STANDARD
         self.lane_why = ""
         self.cost_s = 0.0

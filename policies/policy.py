@@ -6,7 +6,7 @@ from .admission.port import Admission
 from .estimate.cost import CostModel
 from .estimate.output import OutputQuantiles
 from .fairness.background import BackgroundClaim
-from .fairness.port import LaneTurns
+from .fairness.turns import Turns
 from .lanes import BudgetLanes
 from .ordering.port import Ordering
 from .routing.port import Routing
@@ -20,7 +20,7 @@ class Policy:
 
     name: str
     ordering: Ordering
-    turns: LaneTurns
+    turns: Turns
     admission: Admission
     routing: Routing
     lanes: BudgetLanes
@@ -30,6 +30,6 @@ class Policy:
     slicing: Slicing
     traffic: Traffic
     max_wait_s: float
-    """Past so much waiting the oldest goes first; on its replica nothing else starts until it fits."""
+    """Past so much waiting the oldest of a flow goes first in its turn; on its replica nothing starts until it fits."""
     no_replica_grace_s: float
     """How long a request waits while no replica of its model is available."""

@@ -1,8 +1,9 @@
 """The waiting requests: heaps by lane and pool, with removal by invalidation."""
 
 import heapq
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 
+from .fairness.flows import FlowKey
 from .job import Job, PoolKey
 from .lifecycle import State
 from .types import Lane
@@ -11,7 +12,7 @@ _Entry = tuple[float, int, int, Job]  # key, seq, ticket, job: seq is unique, so
 
 
 class WaitingQueue:
-    """Answers "which is first" by key within a lane and pool, by arrival within a pool, and by deadline over all.
+    """Answers "which is first" by key within a flow, lane and pool, by arrival within a pool, by deadline over all.
 
     A job that leaves is only marked (its ticket moves on); dead entries are dropped when they reach the top, and a
     heap is rebuilt when most of it is dead, so everything is O(log n) amortised and memory follows what waits.
@@ -20,11 +21,12 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self._by_lane: dict[Lane, dict[PoolKey, list[_Entry]]] = {lane: {} for lane in Lane}
+        self._by_flow: dict[FlowKey, dict[Lane, dict[PoolKey, list[_Entry]]]] = {}
         self._arrivals = _Arrivals()
+        self._arrivals_by_flow: dict[FlowKey, _Arrivals] = {}
         self._background_arrivals = _Arrivals()
         self._by_deadline: list[_Entry] = []
-        self._num_in: dict[tuple[Lane, PoolKey], int] = {}
+        self._num_in: dict[tuple[FlowKey, Lane, PoolKey], int] = {}
         self._num_by_lane = dict.fromkeys(Lane, 0)
         self.only: Job | None = None
         """The job that waits, if it came into an empty queue and is alone still."""
@@ -45,15 +47,23 @@ class WaitingQueue:
 
     def _push(self, job: Job) -> None:
         job.ticket += 1
-        pool, lane, request = job.pool, job.lane, job.request
-        heapq.heappush(self._by_lane[lane].setdefault(pool, []), (job.key, job.seq, job.ticket, job))
-        self._arrivals_of(lane).add(job)
+        flow, pool, lane, request = job.flow, job.pool, job.lane, job.request
+        heaps = self._by_flow.setdefault(flow, {}).setdefault(lane, {})
+        heapq.heappush(heaps.setdefault(pool, []), (job.key, job.seq, job.ticket, job))
+        if lane is Lane.BACKGROUND:
+            self._background_arrivals.add(job)
+        else:
+            self._arrivals.add(job)
+            of_flow = self._arrivals_by_flow.get(flow)
+            if of_flow is None:
+                of_flow = self._arrivals_by_flow[flow] = _Arrivals()
+            of_flow.add(job)
         if request.deadline_s is not None:
             heapq.heappush(self._by_deadline, (request.deadline_s, job.seq, job.ticket, job))
-        self._num_in[lane, pool] = self._num_in.get((lane, pool), 0) + 1
+        self._num_in[flow, lane, pool] = self._num_in.get((flow, lane, pool), 0) + 1
 
     def remove(self, job: Job) -> None:
-        """Takes a waiting job out; its lane, pool and slot tokens must be those it was added with."""
+        """Takes a waiting job out; its flow, lane, pool and slot tokens must be those it was added with."""
         self._num_by_lane[job.lane] -= 1
         self.num_requests -= 1
         self.num_tokens -= job.slot_tokens
@@ -61,13 +71,26 @@ class WaitingQueue:
             self.only = None
             return
         job.ticket += 1
-        pool, lane = job.pool, job.lane
-        self._num_in[lane, pool] -= 1
-        if not self._num_in[lane, pool]:
-            del self._num_in[lane, pool], self._by_lane[lane][pool]
+        flow, pool, lane = job.flow, job.pool, job.lane
+        lanes = self._by_flow[flow]
+        heaps = lanes[lane]
+        self._num_in[flow, lane, pool] = num_left = self._num_in[flow, lane, pool] - 1
+        if num_left:
+            _compact(heaps[pool], num_left)
         else:
-            _compact(self._by_lane[lane][pool], self._num_in[lane, pool])
-        self._arrivals_of(lane).remove(pool)
+            del self._num_in[flow, lane, pool], heaps[pool]
+            if not heaps:
+                del lanes[lane]
+                if not lanes:
+                    del self._by_flow[flow]
+        if lane is Lane.BACKGROUND:
+            self._background_arrivals.remove(pool)
+        else:
+            self._arrivals.remove(pool)
+            of_flow = self._arrivals_by_flow[flow]
+            of_flow.remove(pool)
+            if not of_flow.pools():
+                del self._arrivals_by_flow[flow]
         _compact(self._by_deadline, self.num_requests)
 
     def num_in_lane(self, lane: Lane) -> int:
@@ -75,14 +98,30 @@ class WaitingQueue:
 
     def pools(self) -> Collection[PoolKey]:
         """Every pool in which something waits."""
-        return {pool for _, pool in self._num_in} if self.only is None else (self.only.pool,)
+        if self.only is not None:
+            return (self.only.pool,)
+        return self._arrivals.pools() | self._background_arrivals.pools()
 
-    def heads(self, lane: Lane) -> Sequence[Job]:
-        """The first of each pool in this lane, in order."""
+    def flows(self) -> Collection[FlowKey]:
+        """Every flow of which something waits."""
+        return self._by_flow if self.only is None else (self.only.flow,)
+
+    def waits_in(self, flow: FlowKey, lane: Lane) -> bool:
+        """Whether anything of this flow waits in this lane."""
+        if self.only is not None:
+            return self.only.flow == flow and self.only.lane is lane
+        return lane in self._by_flow.get(flow, ())
+
+    def lanes(self, flow: FlowKey) -> Collection[Lane]:
+        """The lanes in which something of this flow waits."""
+        return self._by_flow[flow] if self.only is None else (self.only.lane,)
+
+    def heads(self, flow: FlowKey, lane: Lane) -> Sequence[Job]:
+        """The first of each pool in this lane of this flow, in order; the flow must wait."""
         if self.only is not None:
             return (self.only,) if self.only.lane is lane else ()
-        heaps = self._by_lane[lane]
-        if not heaps:
+        heaps = self._by_flow[flow].get(lane)
+        if heaps is None:
             return ()
         heads = [_top(heap) for heap in heaps.values()]
         if len(heads) > 1:
@@ -94,6 +133,13 @@ class WaitingQueue:
         if self.only is not None:
             return [] if self.only.lane is Lane.BACKGROUND else [self.only]
         return self._arrivals.oldest()
+
+    def oldest_of(self, flow: FlowKey) -> list[Job]:
+        """The first of this flow to arrive of each pool, oldest first, background work left out."""
+        if self.only is not None:
+            return self.oldest() if self.only.flow == flow else []
+        of_flow = self._arrivals_by_flow.get(flow)
+        return [] if of_flow is None else of_flow.oldest()
 
     def oldest_background(self) -> list[Job]:
         """The first background request to arrive of each pool, oldest first."""
@@ -115,15 +161,13 @@ class WaitingQueue:
             return [self.only]
         live = {
             entry[1]: entry[3]
-            for heaps in self._by_lane.values()
+            for lanes in self._by_flow.values()
+            for heaps in lanes.values()
             for heap in heaps.values()
             for entry in heap
             if _is_live(entry)
         }
         return [live[seq] for seq in sorted(live)]
-
-    def _arrivals_of(self, lane: Lane) -> "_Arrivals":
-        return self._background_arrivals if lane is Lane.BACKGROUND else self._arrivals
 
 
 class _Arrivals:
@@ -145,6 +189,9 @@ class _Arrivals:
             del self._num_in[pool], self._heaps[pool]
         else:
             _compact(self._heaps[pool], self._num_in[pool])
+
+    def pools(self) -> Set[PoolKey]:
+        return self._num_in.keys()
 
     def oldest(self) -> list[Job]:
         oldest = [_top(heap) for heap in self._heaps.values()]

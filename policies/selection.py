@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from .fairness.flows import FlowKey
 from .job import Job, PoolKey
 from .policy import Policy
 from .queue import WaitingQueue
@@ -32,26 +33,51 @@ class Selection:
         if (job := self._queue.only) is not None:
             return self._choose_only(job, now_s)
         reserved: set[str] = set()
-        for job in self._overdue(now_s):
+        for job in self._overdue_background(now_s):
             if room := self.with_room(job, reserved):
-                if job.lane is Lane.BACKGROUND and self._queue.num_requests > self._queue.num_in_lane(job.lane):
+                if self._queue.num_requests > self._queue.num_in_lane(job.lane):
                     self._policy.background.claimed(job.cost_s)
                 return job, room
-            # Overdue and too big for what is free: the replica closest to having room takes nothing else meanwhile.
-            waiting_for = [slots for slots in self.eligible(job.pool) if slots.replica.replica_id not in reserved]
-            if waiting_for:
-                reserved.add(min(waiting_for, key=lambda slots: slots.in_flight_tokens).replica.replica_id)
-        heads: dict[Lane, tuple[Job, list[ReplicaSlots]]] = {}
-        for lane in _TURN_LANES:
-            for job in self._queue.heads(lane):
-                if room := self.with_room(job, reserved):
-                    heads[lane] = (job, room)
-                    break
-        if heads:
-            return heads[
-                self._policy.turns.next_lane({lane: (job.key, job.cost_s) for lane, (job, _) in heads.items()})
-            ]
+            self._reserve(job, reserved)
+        turns = self._policy.turns
+        held: set[tuple[Lane, PoolKey]] = set()
+        num_places = len(self._queue.pools()) * sum(self._queue.num_in_lane(lane) > 0 for lane in _TURN_LANES)
+        for flow in turns.flows.in_order(self._queue.flows()):
+            if len(held) == num_places:  # nobody else can go: a thousand flows aren't looked at in vain
+                break
+            # In its flow's turn, not before others': a tenant that floods would have everything overdue, and be served
+            # in order of arrival.
+            for job in self._queue.oldest_of(flow):
+                if now_s - job.request.arrival_s >= self._policy.max_wait_s:
+                    if room := self.with_room(job, reserved):
+                        return job, room
+                    self._reserve(job, reserved)
+            if heads := self._heads(flow, reserved, held):
+                return heads[
+                    turns.lanes(flow).next_lane({lane: (job.key, job.cost_s) for lane, (job, _) in heads.items()})
+                ]
         return self._idle_capacity(reserved)
+
+    def _heads(
+        self, flow: FlowKey, reserved: set[str], held: set[tuple[Lane, PoolKey]]
+    ) -> dict[Lane, tuple[Job, list[ReplicaSlots]]]:
+        """The first request of each of the flow's lanes that can go now, with where it can.
+
+        `held`: where a flow whose turn came earlier has a request that doesn't fit, which nobody in the same lane and
+        pool may pass: else those of others that are small enough could hold it up for ever.
+        """
+        heads: dict[Lane, tuple[Job, list[ReplicaSlots]]] = {}
+        lanes = self._queue.lanes(flow)
+        for lane in _TURN_LANES:
+            if lane in lanes:
+                for job in self._queue.heads(flow, lane):
+                    if (lane, job.pool) in held:
+                        continue
+                    if room := self.with_room(job, reserved):
+                        heads[lane] = (job, room)
+                        break
+                    held.add((lane, job.pool))
+        return heads
 
     def _choose_only(self, job: Job, now_s: float) -> tuple[Job, list[ReplicaSlots]] | None:
         """What the rules come to where nobody else waits."""
@@ -59,33 +85,33 @@ class Selection:
         if not room:
             return None
         if job.lane is not Lane.BACKGROUND and now_s - job.request.arrival_s < self._policy.max_wait_s:
-            self._policy.turns.next_lane({job.lane: (job.key, job.cost_s)})
+            self._policy.turns.lanes(job.flow).next_lane({job.lane: (job.key, job.cost_s)})
         return job, room
 
-    def _overdue(self, now_s: float) -> list[Job]:
-        """Those of the first of each pool that have waited too long, oldest first."""
-        policy = self._policy
-        overdue = [job for job in self._queue.oldest() if now_s - job.request.arrival_s >= policy.max_wait_s]
-        if self._queue.num_in_lane(Lane.BACKGROUND) and policy.background.may_claim:
-            max_wait_s = policy.background.max_wait_s
-            oldest = self._queue.oldest_background()
-            overdue += [job for job in oldest if now_s - job.request.arrival_s >= max_wait_s]
-            overdue.sort(key=lambda job: job.seq)
-        return overdue
+    def _overdue_background(self, now_s: float) -> list[Job]:
+        """The first of each pool, of background work, where they have waited too long; oldest first."""
+        background = self._policy.background
+        if not (self._queue.num_in_lane(Lane.BACKGROUND) and background.may_claim):
+            return []
+        oldest = self._queue.oldest_background()
+        return [job for job in oldest if now_s - job.request.arrival_s >= background.max_wait_s]
+
+    def _reserve(self, job: Job, reserved: set[str]) -> None:
+        """Overdue and too big for what is free: the replica closest to having room takes nothing else meanwhile."""
+        waiting_for = [slots for slots in self.eligible(job.pool) if slots.replica.replica_id not in reserved]
+        if waiting_for:
+            reserved.add(min(waiting_for, key=lambda slots: slots.in_flight_tokens).replica.replica_id)
 
     def _idle_capacity(self, reserved: set[str]) -> tuple[Job, list[ReplicaSlots]] | None:
         """Background work runs where nobody else waits."""
         if not self._queue.num_in_lane(Lane.BACKGROUND):
             return None
-        wanted = {
-            slots.replica.replica_id
-            for lane in _TURN_LANES
-            for job in self._queue.heads(lane)
-            for slots in self.eligible(job.pool)
-        }
-        for job in self._queue.heads(Lane.BACKGROUND):
-            if room := self.with_room(job, reserved | wanted):
-                return job, room
+        wanted = {slots.replica.replica_id for job in self._queue.oldest() for slots in self.eligible(job.pool)}
+        closed = reserved | wanted
+        for flow in self._policy.turns.flows.in_order(self._queue.flows()):
+            for job in self._queue.heads(flow, Lane.BACKGROUND):
+                if room := self.with_room(job, closed):
+                    return job, room
         return None
 
     def eligible(self, pool: PoolKey) -> list[ReplicaSlots]:

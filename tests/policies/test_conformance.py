@@ -2,16 +2,19 @@
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 
-from policies.builtin import ADMISSIONS, ORDERINGS, ROUTINGS, TURNS
+from policies.builtin import ADMISSIONS, FLOWS, ORDERINGS, ROUTINGS, TURNS
 from policies.config import PolicySpec, build_policy
 from policies.dispatch import DispatchCore
 from policies.types import Call, Lane, Outcome, Sample
 from tests.policies.support import FakeReplica, FakeRequest, World, make_core, random_requests
 
-COMPOSITIONS = list(itertools.product(ORDERINGS.names(), TURNS.names(), ADMISSIONS.names(), ROUTINGS.names()))
+COMPOSITIONS = list(
+    itertools.product(ORDERINGS.names(), FLOWS.names(), TURNS.names(), ADMISSIONS.names(), ROUTINGS.names())
+)
 REPLICAS = (
     FakeReplica("r1", max_in_flight_tokens=5000, max_prefill_tokens=1000),
     FakeReplica("r2", max_in_flight_tokens=3000, max_prefill_tokens=500),
@@ -24,6 +27,7 @@ def service_s(request: FakeRequest) -> float:
 
 def composed(
     ordering: str,
+    flows: str,
     lanes: str,
     admission: str,
     routing: str,
@@ -32,7 +36,14 @@ def composed(
     **wait: float,
 ) -> DispatchCore:
     options = {"cost": {"prefill_s_per_token": 0.001, "decode_s_per_token": 0.02}, "wait": wait}
-    return make_core(*replicas, ordering=ordering, lanes=lanes, admission=admission, routing=routing, options=options)
+    spec: dict[str, Any] = {
+        "ordering": ordering,
+        "flows": flows,
+        "lanes": lanes,
+        "admission": admission,
+        "routing": routing,
+    }
+    return make_core(*replicas, **spec, options=options)
 
 
 @pytest.fixture
@@ -81,7 +92,8 @@ class TestEveryPolicy:
         assert len(world.dispatched_s) == 200
 
     def test_bounds_starvation(self, composition: tuple[str, ...], seed: int) -> None:
-        """Once a request has waited max_wait_s, nothing that came after it starts before it on its only replica."""
+        """Once a request has waited max_wait_s, nothing of its flow that came after it starts before it on its only
+        replica. Other flows have their turns: what they may gain is bounded by the flows' own bound."""
         max_wait_s = 5.0
         world = World(composed(*composition, replicas=REPLICAS[:1], max_wait_s=max_wait_s), service_s)
         requests = random_requests(random.Random(seed), 250, rate_per_s=5.0)
@@ -96,6 +108,7 @@ class TestEveryPolicy:
                 other.request_id
                 for other in requests
                 if other.arrival_s > request.arrival_s
+                and (other.tenant == request.tenant or composition[1] == "one-flow")
                 and request.arrival_s + max_wait_s < went_s[other.request_id] < went_s[request.request_id]
             ]
             assert passed_by == []
@@ -103,10 +116,12 @@ class TestEveryPolicy:
     def test_bounds_what_background_work_waits_and_takes(self, composition: tuple[str, ...], seed: int) -> None:
         """Under a load that never ends each background request goes, in order of arrival, at its stated pace."""
         max_wait_s, max_share = 5.0, 0.2
-        ordering, lanes, admission, routing = composition
+        spec: dict[str, Any] = dict(
+            zip(("ordering", "flows", "lanes", "admission", "routing"), composition, strict=True)
+        )
         options = {"background": {"max_wait_s": max_wait_s, "max_share": max_share}, "wait": {"max_wait_s": 1000.0}}
         replica = FakeReplica(max_in_flight_requests=1)
-        core = make_core(replica, ordering=ordering, lanes=lanes, admission=admission, routing=routing, options=options)
+        core = make_core(replica, **spec, options=options)
         world = World(core, lambda _: 0.1)
         rng = random.Random(seed)
         for index in range(600):
@@ -171,6 +186,7 @@ def test_every_ordering_bounds_overtaking(ordering: str, seed: int) -> None:
     replica = FakeReplica(max_in_flight_requests=1)
     spec = PolicySpec(
         ordering=ordering,
+        flows="one-flow",
         lanes="single",
         options={"cost": {"prefill_s_per_token": 0.001, "decode_s_per_token": 0.02}, "wait": {"max_wait_s": 1e6}},
     )

@@ -81,7 +81,7 @@ class TestDispatch:
         assert (call.replica_id, call.slice_end_tokens, call.waited_for) == ("r1", None, None)
         assert "fewest tokens" in call.why
         assert (core.num_queued, core.num_in_flight, core.in_flight_tokens("r1")) == (0, 1, 20)
-        assert core.policy_name == "drr+aged-sjf+fixed+least-tokens"
+        assert core.policy_name == "vtc+drr+aged-sjf+fixed+least-tokens"
 
     def test_holds_back_while_prefill_is_outstanding(self) -> None:
         """Past the prefill bound no call starts until the first token; then the waiting one says it waited for room."""
@@ -263,7 +263,9 @@ class TestDispatch:
     def test_overdue_requests_of_one_replica_reserve_it_once(self) -> None:
         """Two pools with overdue heads on one replica: the older holds it, the younger reserves nothing of its own."""
         core = make_core(
-            FakeReplica(models=frozenset({"m", "n"}), max_in_flight_tokens=100), options={"wait": {"max_wait_s": 1.0}}
+            FakeReplica(models=frozenset({"m", "n"}), max_in_flight_tokens=100),
+            flows="one-flow",
+            options={"wait": {"max_wait_s": 1.0}},
         )
         offer(core, "running", prompt_tokens=80)
         call = only_call(core.poll(0.0))
@@ -287,6 +289,86 @@ class TestDispatch:
         third = only_call(core.poll(4.0))
         assert (second.request.request_id, second.waited_for) == ("short", Reason.CAPACITY)
         assert (third.request.request_id, third.waited_for) == ("long", Reason.LANE)
+
+
+class TestFlows:
+    def test_a_tenant_that_floods_is_passed_by_one_that_comes_now_and_then(self) -> None:
+        """Tenants take turns; within a tenant short goes first."""
+        core = make_core(ONE_AT_A_TIME)
+        offer(core, "running", tenant="a")
+        call = only_call(core.poll(0.0))
+        for index in range(4):
+            offer(core, f"a{index}", 1.0, tenant="a", prompt_tokens=50 - index)
+        offer(core, "b0", 2.0, tenant="b", prompt_tokens=60)
+        offer(core, "b1", 2.0, tenant="b", prompt_tokens=40)
+        went = []
+        for at_s in range(3, 9):
+            core.progress(call.call_id, 5, float(at_s))
+            core.progress(call.call_id, 5, float(at_s))
+            core.call_ended(call.call_id, Outcome.SUCCESS, Sample(output_tokens=10), float(at_s))
+            call = only_call(core.poll(float(at_s)))
+            went.append(call.request.request_id)
+            core.check_integrity()
+        assert went == ["b1", "a3", "b0", "a2", "a1", "a0"]
+
+    def test_models_are_flows_of_their_own(self) -> None:
+        """What a tenant used of one model is nothing to its turn at another."""
+        core = make_core(FakeReplica(models=frozenset({"m", "n"}), max_prefill_tokens=1))
+        offer(core, "a", tenant="a", prompt_tokens=5000)
+        call = only_call(core.poll(0.0))
+        offer(core, "an", 1.0, tenant="a", model="n")
+        offer(core, "bm", 1.0, tenant="b")
+        core.call_ended(call.call_id, Outcome.SUCCESS, Sample(output_tokens=10), 2.0)
+        assert calls(core.poll(2.0)) == [("an", "r1")]
+
+    def test_a_flood_that_has_waited_too_long_is_no_reason_to_go_before_others(self) -> None:
+        """The oldest of a tenant goes first in that tenant's turn, before its shorter ones; others keep theirs."""
+        core = make_core(ONE_AT_A_TIME, options={"wait": {"max_wait_s": 10.0}})
+        offer(core, "running", tenant="a", prompt_tokens=500)
+        call = only_call(core.poll(0.0))
+        offer(core, "a-long", 1.0, tenant="a", prompt_tokens=900)
+        offer(core, "a-short", 2.0, tenant="a")
+        offer(core, "b", 20.0, tenant="b")
+        went = []
+        for at_s in (30.0, 31.0, 32.0):
+            core.call_ended(call.call_id, Outcome.SUCCESS, Sample(output_tokens=10), at_s)
+            call = only_call(core.poll(at_s))
+            went.append(call.request.request_id)
+        assert went == ["b", "a-long", "a-short"]
+
+    def test_whose_turn_it_is_holds_up_its_own_lane_only(self) -> None:
+        """A request that doesn't fit isn't passed by smaller ones of other tenants in its lane; other lanes go on."""
+        core = make_core(FakeReplica(max_in_flight_tokens=100))
+        offer(core, "running", tenant="c", prompt_tokens=50)
+        call = only_call(core.poll(0.0))
+        core.first_token(call.call_id, 0.0)
+        offer(core, "large", tenant="a", prompt_tokens=90)
+        offer(core, "small", tenant="b", prompt_tokens=20)
+        offer(core, "passes", tenant="d", prompt_tokens=20, declared_lane=Lane.LONG)
+        assert calls(core.poll(0.0)) == [("passes", "r1")]
+        core.call_ended(call.call_id, Outcome.SUCCESS, Sample(), 1.0)
+        core.call_ended(2, Outcome.SUCCESS, Sample(), 1.0)
+        assert calls(core.poll(1.0)) == [("large", "r1")]
+
+    def test_background_work_of_one_tenant_goes_while_another_waits_for_another_model(self) -> None:
+        """Idle capacity is found whoever waits for what is busy."""
+        core = make_core(FakeReplica("r1"), FakeReplica("r2", frozenset({"n"}), max_prefill_tokens=1))
+        offer(core, "running", model="n")
+        core.poll(0.0)
+        offer(core, "waits", tenant="a", model="n")
+        offer(core, "batch", tenant="b", declared_lane=Lane.BACKGROUND)
+        assert calls(core.poll(0.0)) == [("batch", "r1")]
+
+    def test_while_one_waits_alone_its_lane_is_known(self) -> None:
+        """A lane is left when the one in it goes, and only then."""
+        core = make_core(ONE_AT_A_TIME)
+        offer(core, "running")
+        core.poll(0.0)
+        offer(core, "a", tenant="a")
+        queue = core._books.queue
+        assert queue.waits_in(("a", "m"), Lane.INTERACTIVE)
+        assert [[job.request.request_id for job in queue.oldest_of((name, "m"))] for name in "ab"] == [["a"], []]
+        assert not queue.waits_in(("b", "m"), Lane.INTERACTIVE)
 
 
 class TestRecount:
@@ -463,7 +545,7 @@ class TestTime:
 
     def test_gives_up_when_no_replica_comes_back(self) -> None:
         """With nobody to serve them, requests wait for the grace and leave; those that go say why they waited."""
-        core = make_core(FakeReplica(is_available=False))
+        core = make_core(FakeReplica(is_available=False), options={"wait": {"no_replica_grace_s": 5.0}})
         offer(core, "a")
         assert core.poll(0.0) == []
         assert core.next_wakeup_s() == pytest.approx(5.0)
@@ -541,7 +623,7 @@ class TestPolicyChange:
         offer(core, "long", 1.0, prompt_tokens=3000)
         offer(core, "short", 2.0)
         core.set_policy(build_policy(PolicySpec(ordering="fcfs", lanes="single")), 3.0)
-        assert core.policy_name == "single+fcfs+fixed+least-tokens"
+        assert core.policy_name == "vtc+single+fcfs+fixed+least-tokens"
         core.call_ended(running.call_id, Outcome.SUCCESS, Sample(output_tokens=3), 3.0)
         assert calls(core.poll(3.0)) == [("long", "r1")]
         core.check_integrity()

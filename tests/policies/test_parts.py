@@ -6,13 +6,17 @@ from typing import Any, ClassVar
 
 import pytest
 
-from policies.builtin import ADMISSIONS, ORDERINGS, ROUTINGS, TURNS
+from policies.builtin import ADMISSIONS, FLOWS, ORDERINGS, ROUTINGS, TURNS
 from policies.config import ALWAYS, ROLES, PolicyConfigError, PolicySpec, build_policy, effective_options
 from policies.drain_rate import DrainRate
 from policies.estimate.output import OutputQuantiles
 from policies.estimate.window import RecentQuantiles
 from policies.fairness.background import BackgroundClaim
 from policies.fairness.drr import ROUND, DeficitRoundRobin
+from policies.fairness.flows import FlowKey, OneFlow
+from policies.fairness.single import SingleQueue
+from policies.fairness.turns import Turns
+from policies.fairness.vtc import VirtualTokenCounters
 from policies.job import Job
 from policies.lanes import BudgetLanes
 from policies.lifecycle import TRANSITIONS, Event, LifecycleError, State, after
@@ -211,6 +215,89 @@ class TestDeficitRoundRobin:
         assert Lane.BACKGROUND not in drr._deficit_s
 
 
+class TestVirtualTokenCounters:
+    A, B = ("a", "m"), ("b", "m")
+
+    def vtc(self) -> VirtualTokenCounters:
+        return VirtualTokenCounters(input_weight=1.0, output_weight=2.0)
+
+    def test_who_was_served_least_goes_first(self) -> None:
+        """Output counts twice, and as it comes."""
+        vtc = self.vtc()
+        vtc.charge(self.A, 100, 0)
+        vtc.charge(self.B, 10, 0)
+        assert list(vtc.in_order([self.A, self.B])) == [self.B, self.A]
+        vtc.charge(self.B, 0, 46)
+        assert list(vtc.in_order([self.A, self.B])) == [self.A, self.B]
+
+    def test_nobody_saves_up_turns_while_idle(self) -> None:
+        """Who wakes stands where the others of its model stand; another model's counters are none of its business."""
+        vtc = self.vtc()
+        for _ in range(10):
+            vtc.charge(self.A, 100, 0)
+        vtc.woke(self.B, [self.A])
+        assert vtc._counters[self.B] == 900.0
+        vtc.woke(("b", "n"), [self.A])
+        assert ("b", "n") not in vtc._counters
+
+    def test_who_had_much_does_not_wait_for_what_others_never_asked(self) -> None:
+        """Waking again, it keeps its own counter where that is larger."""
+        vtc = self.vtc()
+        vtc.charge(self.A, 1000, 0)
+        vtc.woke(self.A, [])
+        assert vtc._counters[self.A] == 1000.0
+
+    def test_bounds_the_gap_between_two_that_always_wait(self) -> None:
+        """Weighted tokens served in any stretch of time differ by at most 2 · max(w_in · L, w_out · M)."""
+        seed = random.randrange(2**32)
+        print(f"seed {seed}")
+        rng = random.Random(seed)
+        vtc, longest, most_in_flight = self.vtc(), 500, 2000
+        running: list[tuple[FlowKey, int]] = []
+        served = {self.A: 0.0, self.B: 0.0}
+        gaps = [0.0]
+        for _ in range(3000):
+            flow = next(iter(vtc.in_order([self.A, self.B])))
+            largest_prompt, largest_output = (longest, 100) if flow == self.A else (20, 400)
+            output_tokens = rng.randint(1, largest_output)
+            while running and sum(left for _, left in running) + output_tokens > most_in_flight:
+                of, left = running.pop(rng.randrange(len(running)))
+                vtc.charge(of, 0, left)
+                served[of] += 2.0 * left
+            prompt_tokens = rng.randint(1, largest_prompt)
+            vtc.charge(flow, prompt_tokens, 0)
+            served[flow] += prompt_tokens
+            running.append((flow, output_tokens))
+            gaps.append(served[self.A] - served[self.B])
+        assert max(gaps) - min(gaps) <= 2 * max(1.0 * longest, 2.0 * most_in_flight)
+        assert min(served.values()) > 100 * longest
+
+    def test_memory_follows_the_flows_that_matter(self) -> None:
+        """Ten thousand tenants that came once leave no trace; those that wait, and those that had much, stay."""
+        vtc = self.vtc()
+        vtc.charge(self.A, 1_000_000, 0)
+        for index in range(10_000):
+            vtc.woke((f"t{index}", "m"), [self.B])
+            vtc.charge((f"t{index}", "m"), 1, 0)
+            vtc.charge(self.B, 10, 0)
+        assert len(vtc._counters) < 2500
+        assert {self.A, self.B} <= vtc._counters.keys()
+
+    def test_one_flow_is_everybody(self) -> None:
+        """Whatever their tenants."""
+        flows = OneFlow()
+        assert flows.key(FakeRequest(tenant="a")) == flows.key(FakeRequest(tenant="b"))
+
+    def test_accounts_of_flows_not_seen_for_long_are_forgotten(self) -> None:
+        """The one used least recently goes; the others keep what they have."""
+        turns = Turns(OneFlow(), SingleQueue)
+        first, second = turns.lanes(("0", "m")), turns.lanes(("1", "m"))
+        for index in range(2, 4097):
+            turns.lanes((f"{index}", "m"))
+            assert turns.lanes(("0", "m")) is first
+        assert turns.lanes(("1", "m")) is not second
+
+
 class TestBackgroundClaim:
     def test_the_whole_share_owes_nothing(self) -> None:
         """With a share of one, background work is like any other once it is overdue."""
@@ -374,7 +461,11 @@ class TestQueue:
             queue.add(job)
             queue.remove(job)
         assert queue.jobs() == [keeper]
-        heaps = [*queue._by_lane[keeper.lane].values(), *queue._arrivals._heaps.values(), queue._by_deadline]
+        heaps = [
+            *queue._by_flow[keeper.flow][keeper.lane].values(),
+            *queue._arrivals._heaps.values(),
+            queue._by_deadline,
+        ]
         assert max(len(heap) for heap in heaps) < 100
 
     def test_heads_skip_what_left(self) -> None:
@@ -385,7 +476,9 @@ class TestQueue:
             job.key = float(job.seq)
             queue.add(job)
         queue.remove(jobs[0])
-        assert list(queue.heads(Lane.STANDARD)) == [jobs[1]]
+        assert queue.waits_in(jobs[1].flow, Lane.STANDARD)
+        assert not queue.waits_in(("", "n"), Lane.STANDARD)
+        assert list(queue.heads(jobs[1].flow, Lane.STANDARD)) == [jobs[1]]
         assert queue.oldest() == [jobs[1]]
 
 
@@ -394,6 +487,7 @@ class TestConfig:
         ("spec", "key", "allowed"),
         [
             (PolicySpec(ordering=NO_PART), "ordering", f"allowed: {', '.join(ORDERINGS.names())}"),
+            (PolicySpec(flows=NO_PART), "flows", f"allowed: {', '.join(FLOWS.names())}"),
             (PolicySpec(lanes=NO_PART), "lanes", f"allowed: {', '.join(TURNS.names())}"),
             (PolicySpec(admission=NO_PART), "admission", f"allowed: {', '.join(ADMISSIONS.names())}"),
             (PolicySpec(routing=NO_PART), "routing", f"allowed: {', '.join(ROUTINGS.names())}"),
@@ -460,7 +554,14 @@ class TestConfig:
         """Every option of every part that decides, given or not; nothing of the others."""
         spec = PolicySpec(ordering="fcfs", options={"wait": {"max_wait_s": 7}})
         options = effective_options(spec)
-        assert set(options) == {spec.ordering, spec.lanes, spec.admission, spec.routing, *(p.name for p in ALWAYS)}
+        assert set(options) == {
+            spec.ordering,
+            spec.flows,
+            spec.lanes,
+            spec.admission,
+            spec.routing,
+            *(p.name for p in ALWAYS),
+        }
         assert options["wait"] == {"max_wait_s": 7, "no_replica_grace_s": 1.5}
         assert options["fcfs"] == {}
 
