@@ -17,6 +17,15 @@ from .vllm_process import VllmProcess, vllm_process
 
 
 @pytest.fixture(scope="session")
+def python() -> Path:
+    """Of the environment that has vLLM."""
+    path = os.environ.get("VLLM_PYTHON")
+    if not path:
+        pytest.skip("VLLM_PYTHON names no Python that has vLLM; `make test-vllm` makes one and sets it")
+    return Path(path)
+
+
+@pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded model as a Hugging Face folder."""
     folder = tmp_path_factory.mktemp("model")
@@ -25,12 +34,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def vllm(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcess]:
-    """A server of `VLLM_PYTHON`'s environment."""
-    python = os.environ.get("VLLM_PYTHON")
-    if not python:
-        pytest.fail("VLLM_PYTHON names no Python that has vLLM; `make test-vllm` makes one and sets it")
-    with vllm_process(Path(python), model_folder, tmp_path_factory.mktemp("vllm") / "log") as process:
+def vllm(python: Path, model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcess]:
+    """A running server."""
+    with vllm_process(python, model_folder, tmp_path_factory.mktemp("vllm") / "log") as process:
         yield process
 
 
