@@ -164,8 +164,8 @@ def calibrate_sim(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="CSV of measured requests: run, request_id, input_toks, output_toks, queued_s, first_token_s, "
-            "last_token_s.",
+            help="CSV of measured requests (run, request_id, input_toks, output_toks, queued_s, first_token_s, "
+            "last_token_s), or what replay --out saved.",
         ),
     ],
     run: Annotated[str | None, typer.Option(metavar="NAME", help="Of the file's runs; all by default.")] = None,
@@ -179,8 +179,9 @@ def calibrate_sim(
 ) -> None:
     """Fits the simulator's engine (step time, KV capacity) to requests that were measured, and says how well it does.
 
-    The first N requests of a run are fitted; the others are predicted, from their lengths and arrivals alone. Takes
-    one to five minutes a run.
+    For a server that runs: `tailgate-load replay TRACE --url URL --out measured.json` at a rate that keeps it busy,
+    then this on measured.json. The first N requests of a run are fitted; the others are predicted, from their lengths
+    and arrivals alone. Takes two to ten minutes a run.
     """
     console, problems = Console(), _Problems()
     with problems:

@@ -1,5 +1,6 @@
 """Fitting an engine to measured requests: what was simulated with a known engine is found again."""
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -105,3 +106,29 @@ def test_a_bad_row_is_an_error_with_its_place(tmp_path: Path, text: str, line: i
     with pytest.raises(TraceError) as caught:
         _load(tmp_path, text)
     assert (caught.value.line, caught.value.column) == (line, column)
+
+
+def test_what_replay_and_compare_saved_is_measured_too(tmp_path: Path) -> None:
+    """Failed requests are left out; a comparison has a run a side; what isn't one of the two is an error."""
+    row = {
+        "index": 0,
+        "prompt_tokens": 5,
+        "output_tokens": 3,
+        "sent_s": 1.0,
+        "first_s": 2.0,
+        "end_s": 4.0,
+        "error": None,
+    }
+    rows = [row, row | {"index": 1, "sent_s": 0.5}, row | {"index": 2, "error": "http-500"}]
+    (replayed,) = _load(tmp_path, json.dumps({"requests": rows}, indent=1)).values()
+    assert [request.request_id for request in replayed] == ["1", "0"]
+    assert (replayed[1].ttft_s, replayed[1].tpot_s) == (1.0, 1.0)
+    assert list(_load(tmp_path, json.dumps({"requests": {"direct": rows, "gateway": rows}}))) == ["direct", "gateway"]
+    for text, column in (
+        ("{", None),
+        ('{"requests": 5}', "requests"),
+        (json.dumps({"requests": [row | {"sent_s": "x"}]}), "requests[0].sent_s"),
+    ):
+        with pytest.raises(TraceError) as caught:
+            _load(tmp_path, text)
+        assert caught.value.column == column
