@@ -59,7 +59,7 @@ async def test_a_long_prefill_is_no_hang() -> None:
     async with (
         FakeReplica(hangs()) as busy,
         FakeReplica(hangs()) as other,
-        gateway_for(busy, other, **PROBES) as gateway,
+        gateway_for(busy, other, probes={"interval_s": 60.0, "timeout_s": 10.0}) as gateway,
         waiting_at(gateway, busy, other),
     ):
         asked = busy.num_health_checks
