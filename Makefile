@@ -93,8 +93,8 @@ bars-counting: $(STAMP)  ## measure what counting tokens costs requests
 bars-policies: $(STAMP)  ## measure policies and the simulator; TRACES=FOLDER of public traces
 	$(BIN)/tailgate-load bars policies $(if $(TRACES),--traces $(TRACES))
 
-bars-proxy: $(STAMP)  ## measure what a proxy that can be trusted does; CASES=FOLDER of a runner of gateway cases
-	$(BIN)/tailgate-load bars proxy $(if $(CASES),--cases $(CASES))
+bars-proxy: $(STAMP)  ## measure what a proxy that can be trusted does; CASES=FOLDER of a runner of gateway cases, REQUESTS=N of the soak
+	$(BIN)/tailgate-load bars proxy $(if $(CASES),--cases $(CASES)) $(if $(REQUESTS),--soak-requests $(REQUESTS))
 
 clean:  ## remove the environment and everything made
 	rm -rf $(VENV) $(VLLM_VENV) $(NPM)/node_modules out dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -15,6 +15,7 @@ from .bars.counting import counting_bars
 from .bars.main_topic import main_bars
 from .bars.policies_topic import policies_bars
 from .bars.proxy_topic import proxy_bars
+from .bars.soak.run import NUM_REQUESTS
 from .client import LoadClient
 from .compare import OnStep, measure
 from .compare import compare as run_compare
@@ -191,6 +192,13 @@ def bars(
         typer.Option(metavar="FOLDER", help="For proxy: of a runner of gateway cases, run_cases.py with handed.yaml."),
     ] = None,
     traces: Annotated[Path | None, typer.Option(metavar="FOLDER", help="For policies: of public traces.")] = None,
+    soak_requests: Annotated[
+        int, typer.Option(metavar="N", min=0, help="For proxy: of the soak; fewer are quicker and prove less.")
+    ] = NUM_REQUESTS,
+    soak_seed: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="For proxy: of a soak that is to be repeated; a new one by default."),
+    ] = None,
 ) -> None:
     """Measures the figures that must hold and prints a line for each; exits 1 if one falls short.
 
@@ -202,8 +210,8 @@ def bars(
     `policies` is what the simulator is worth: engines fitted to measured runs, and its speed. Without --traces those
     lines say skipped.
 
-    `proxy` is what a proxy that can be trusted does: every gateway case, twice in a row. Six minutes; without --cases
-    those lines say skipped.
+    `proxy` is what a proxy that can be trusted does: every gateway case, twice in a row (six minutes; without --cases
+    those lines say skipped), and a soak of 50,000 requests with everything going wrong on both sides (at most eight).
     """
     if topic not in _TOPICS:
         typer.echo(f"tailgate-load: bars {topic}: no such topic; there are: {', '.join(_TOPICS)}", err=True)
@@ -216,7 +224,7 @@ def bars(
 
     with steps(Console(stderr=True)) as on_step:
         topics = _TOPICS | {
-            "proxy": partial(proxy_bars, cases=cases),
+            "proxy": partial(proxy_bars, cases=cases, soak_requests=soak_requests, soak_seed=soak_seed),
             "policies": partial(policies_bars, traces=traces),
         }
         _guarded(topics[topic](on_step, report))

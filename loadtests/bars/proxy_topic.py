@@ -10,16 +10,25 @@ from pathlib import Path
 from ..compare import OnStep
 from ..errors import TargetError
 from .bar import Bar, at_least, skipped
+from .soak.run import NUM_REQUESTS, soak_bars
 
 ADAPTER = Path(__file__).parents[2] / "tests" / "support" / "case_adapter.py"
 RUNS = 2
 RUN_LIMIT_S = 900.0
 
 
-async def proxy_bars(on_step: OnStep, report: Callable[[Bar], None], *, cases: Path | None = None) -> None:
+async def proxy_bars(
+    on_step: OnStep,
+    report: Callable[[Bar], None],
+    *,
+    cases: Path | None = None,
+    soak_requests: int = NUM_REQUESTS,
+    soak_seed: str | None = None,
+) -> None:
     """Measures every bar of the topic and reports each as soon as it is known.
 
     `cases`: folder of a runner of gateway cases, `run_cases.py` with `handed.yaml`; None: its bars are skipped.
+    `soak_requests`: of the soak, 0 for none; `soak_seed` None: a new one.
     """
     for run in range(1, RUNS + 1):
         name = f"proxy-cases-run-{run}"
@@ -28,7 +37,10 @@ async def proxy_bars(on_step: OnStep, report: Callable[[Bar], None], *, cases: P
             continue
         on_step(f"running the gateway cases, {run} of {RUNS}", None)
         report(await case_bar(name, cases))
-    # The soak's bars come here.
+    if soak_requests:
+        await soak_bars(on_step, report, num_requests=soak_requests, seed=soak_seed)
+    else:
+        report(skipped("soak", "no requests were asked for with --soak-requests"))
 
 
 async def case_bar(name: str, cases: Path) -> Bar:

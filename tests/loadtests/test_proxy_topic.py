@@ -17,6 +17,7 @@ rows = json.loads(pathlib.Path(sys.argv[1]).read_text())
 pathlib.Path(sys.argv[sys.argv.index("--json") + 1]).write_text(json.dumps({"cases": rows}))
 sys.exit(any(row["outcome"] == "failed" for row in rows))
 """
+NO_SOAK = ("--soak-requests", "0")
 PASSED = '{"id": "a", "outcome": "passed", "failures": [], "reason": ""}'
 FAILED = '{"id": "b", "outcome": "failed", "failures": ["status: got 200"], "reason": ""}'
 SKIPPED = '{"id": "c", "outcome": "skipped", "failures": [], "reason": "needs cors"}'
@@ -30,10 +31,13 @@ def runner(folder: Path, *rows: str, program: str = RUNNER) -> Path:
 
 def test_every_case_must_pass_twice(tmp_path: Path) -> None:
     """A line for each run."""
-    result = CliRunner().invoke(app, ["bars", "proxy", "--cases", str(runner(tmp_path, PASSED, PASSED))])
+    result = CliRunner().invoke(app, ["bars", "proxy", "--cases", str(runner(tmp_path, PASSED, PASSED)), *NO_SOAK])
     assert result.exit_code == 0
     lines = [line for line in result.output.splitlines() if line.startswith("bar ")]
-    assert lines == [f"bar proxy-cases-run-{run} value=2.00 limit>=2.00 holds" for run in (1, 2)]
+    assert lines == [
+        *(f"bar proxy-cases-run-{run} value=2.00 limit>=2.00 holds" for run in (1, 2)),
+        "bar soak skipped",
+    ]
 
 
 async def test_a_case_that_fails_or_is_skipped_falls_short(tmp_path: Path) -> None:
@@ -45,11 +49,12 @@ async def test_a_case_that_fails_or_is_skipped_falls_short(tmp_path: Path) -> No
 
 def test_without_a_runner_the_lines_say_skipped() -> None:
     """Which is no failure."""
-    result = CliRunner().invoke(app, ["bars", "proxy"])
+    result = CliRunner().invoke(app, ["bars", "proxy", *NO_SOAK])
     assert result.exit_code == 0
     assert [line for line in result.output.splitlines() if line.startswith("bar ")] == [
         "bar proxy-cases-run-1 skipped",
         "bar proxy-cases-run-2 skipped",
+        "bar soak skipped",
     ]
 
 
