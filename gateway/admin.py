@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from .admin_access import AdminAccess
+from .api import routes
 from .attribution import Record
 from .errors import GatewayError
 from .keys import Key
@@ -143,10 +144,13 @@ def build_admin_app(state: AdminState) -> FastAPI:
         return answer
 
     @app.exception_handler(HTTPException)
-    async def refused(_: Request, error: HTTPException) -> Response:
+    async def refused(request: Request, error: HTTPException) -> Response:
         codes = {404: "not_found", 405: "method_not_allowed"}
         answer = _error(error.status_code, str(error.detail), codes.get(error.status_code, "invalid_request"))
         answer.headers.update(error.headers or {})
+        hot = routes.BY_PATH.get(request.url.path)
+        if error.status_code == 405 and hot is not None and not state.access.is_inside(request.scope):
+            answer.headers["allow"] += f", {hot.method}"
         return answer
 
     return app

@@ -25,6 +25,15 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"model": "NAME", "messages": _MESSAGES, "max_tokens": 16},
     "/generate": {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 4}},
 }
+# Members without which nothing is sent on.
+_REQUIRED = {
+    "/v1/chat/completions": ("messages",),
+    "/v1/completions": ("prompt",),
+    "/v1/messages": ("messages",),
+    "/generate": ("inputs",),
+    "/generate_stream": ("inputs",),
+    "/": ("inputs",),
+}
 _NEW_HEADERS = {
     "x-tailgate-request-id": "Under this name the request's timing is kept: GET /v1/requests/{request_id}/timing.",
     "server-timing": "Where the time went until the answer began: layers and milliseconds.",
@@ -33,7 +42,16 @@ _NEW_HEADERS = {
 
 
 def with_inference_routes(schema: dict[str, Any]) -> dict[str, Any]:
-    """Adds them to a description, in place."""
+    """Adds them to the description of the gateway's own routes, in place, and what those say when something is wrong.
+
+    FastAPI describes errors of its own, which nothing here ever answers with.
+    """
+    schema.get("components", {}).get("schemas", {}).clear()
+    for operations in schema["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+            operation["responses"]["default"] = _default("An error.", ["error"])
+    schema["paths"]["/readyz"]["get"]["responses"]["503"] = {"description": "It can't serve now."}
     for route in ROUTES:
         schema["paths"].setdefault(route.path, {})[route.method.lower()] = _operation(route)
     return schema
@@ -41,7 +59,6 @@ def with_inference_routes(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _operation(route: Route) -> dict[str, Any]:
     api, error_members = next((name, members) for shape, name, members in _APIS if shape is route.errors)
-    error = {"type": "object", "required": error_members}
     operation: dict[str, Any] = {
         "tags": [api],
         "operationId": f"{route.method} {route.path}",
@@ -54,10 +71,7 @@ def _operation(route: Route) -> dict[str, Any]:
                     name: {"description": text, "schema": {"type": "string"}} for name, text in _NEW_HEADERS.items()
                 },
             },
-            "default": {
-                "description": "An error of the gateway, in this API's shape, or the replica's own.",
-                "content": {"application/json": {"schema": error}},
-            },
+            "default": _default("An error of the gateway, in this API's shape, or the replica's own.", error_members),
         },
     }
     if not route.is_light:
@@ -69,7 +83,8 @@ def _operation(route: Route) -> dict[str, Any]:
         ]
     if route.method == "POST":
         media_type = "multipart/form-data" if route.rename is model_name.in_form else "application/json"
-        content: dict[str, Any] = {"schema": {"type": "object"}}
+        required = {"required": list(_REQUIRED[route.path])} if route.path in _REQUIRED else {}
+        content: dict[str, Any] = {"schema": {"type": "object", **required}}
         if route.path in _EXAMPLES:
             content["example"] = _EXAMPLES[route.path]
         operation["requestBody"] = {"required": True, "content": {media_type: content}}
@@ -79,3 +94,11 @@ def _operation(route: Route) -> dict[str, Any]:
 def _header(name: str, about: str, values: list[str]) -> dict[str, Any]:
     schema = {"type": "string", "enum": values}
     return {"name": name, "in": "header", "required": False, "description": about, "schema": schema}
+
+
+def _default(about: str, members: list[str]) -> dict[str, Any]:
+    """A response with an error object that has these members."""
+    return {
+        "description": about,
+        "content": {"application/json": {"schema": {"type": "object", "required": members}}},
+    }

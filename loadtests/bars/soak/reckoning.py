@@ -117,8 +117,9 @@ def _replicas(seen: list[Seen], log: list[dict[str, Any]], journals: list[Path])
     for item in seen:
         # A replica that died didn't write how its last calls ended.
         has_died = begun[item.number] > num_ended[item.number]
+        # An error event may be the gateway's own, about an answer that broke off: HTTP/1.0 has no other way to tell.
         is_good = item.view in (View.OK, View.ERROR_EVENT)
-        if is_good and not whole[item.number] and not has_died:
+        if item.view is View.OK and not whole[item.number] and not has_died:
             found.append(f"request {item.number}: {item.view} for its client, and no replica gave a whole answer")
         elif (
             whole[item.number]
