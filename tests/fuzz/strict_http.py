@@ -6,7 +6,8 @@ It is the fuzz's own, and shares nothing with the gateway's.
 import re
 from typing import NamedTuple
 
-_LINE = re.compile(rb"(?P<method>[A-Z]+) (?P<target>/[!-~]*) HTTP/1\.1")
+# The form for proxies too, whose scheme and host say nothing of where a request begins or ends.
+_LINE = re.compile(rb"(?P<method>[A-Z]+) (?:[!-.0-~]+://[!-.0-~]*)?(?P<target>/[!-~]*) HTTP/1\.1")
 _HEADER = re.compile(rb"(?P<name>[!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(?P<value>[^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*")
 _CHUNK = re.compile(rb"(?P<size>[0-9A-Fa-f]{1,8})(?:[ \t]*;[^\x00-\x08\x0a-\x1f\x7f]*)?")
 _ONCE = frozenset({b"host", b"content-length", b"transfer-encoding", b"content-type", b"expect", b"content-encoding"})
