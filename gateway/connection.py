@@ -298,6 +298,9 @@ class Connection(ResponseReader, asyncio.Protocol):
                 self._error = UpstreamClosed()
         self._wake()
         self._on_lost(self)
+        # They refer back to this: without them it is gone at once, and needn't wait for a search for cycles.
+        self._parser = None  # type: ignore[assignment]
+        self._transport = None
 
     def pause_writing(self) -> None:
         self._write_paused = True

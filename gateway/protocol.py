@@ -87,6 +87,7 @@ class ClientConnection(HttpToolsProtocol):
                 cycle.disconnected = True
                 cycle.wake()
         self._ahead.clear()
+        self._running = self._incoming = None  # a cycle refers back to this, as the parser does
         self.flow.resume_writing()
         self.parser = None  # type: ignore[assignment]  # it refers back to this
 
