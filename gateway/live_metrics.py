@@ -87,8 +87,21 @@ class Live:
         usage = GaugeMetricFamily(
             "tailgate_replica_kv_cache_usage_ratio", "Share of the replica's KV cache in use.", labels=["replica"]
         )
+        prefill = GaugeMetricFamily(
+            "tailgate_replica_prompt_token_seconds",
+            "Seconds of the replica that a prompt token takes, as fitted to its calls.",
+            labels=["replica"],
+        )
+        decode = GaugeMetricFamily(
+            "tailgate_replica_output_token_seconds",
+            "Seconds of the replica that an output token takes, as fitted to its calls: its batch shared out.",
+            labels=["replica"],
+        )
         for replica in self._pool.all():
             name = [replica.replica_id]
+            timing = self._core.timing(replica.replica_id)
+            prefill.add_metric(name, timing.prefill_s_per_token)
+            decode.add_metric(name, timing.decode_s_per_token)
             tokens.add_metric(name, self._core.in_flight_tokens(replica.replica_id))
             available.add_metric(name, float(replica.is_available))
             if (load := replica.load) is not None:
@@ -99,7 +112,7 @@ class Live:
                 ):
                     if value is not None:
                         family.add_metric(name, value)
-        yield from (tokens, available, running, waiting, usage)
+        yield from (tokens, available, running, waiting, usage, prefill, decode)
         yield GaugeMetricFamily("tailgate_tasks", "Tasks of the event loop that haven't ended.", value=_num_tasks())
         yield GaugeMetricFamily(
             "tailgate_tokenizer_waiting", "Prompts waiting for a tokenizer thread.", value=self._num_counts_waiting()

@@ -1,6 +1,7 @@
 """What a request is expected to cost and where that puts it; what it did cost, and what is learned from that."""
 
-from .job import Job
+from .estimate.timing import CallTiming
+from .job import Job, RunningCall
 from .policy import Policy
 from .types import Outcome, Sample
 
@@ -33,6 +34,13 @@ def enlist(policy: Policy, job: Job) -> None:
 def order(policy: Policy, job: Job) -> None:
     """Give it the key that it waits with."""
     job.key = policy.ordering.key(arrival_s=job.request.arrival_s, cost_s=job.cost_s)
+
+
+def time(policy: Policy, call: RunningCall, num_beside: int, sample: Sample) -> None:
+    """Learn how fast its replica is. `num_beside`: calls there when this one ended, itself included."""
+    computed_tokens = call.ahead_tokens - (sample.cached_tokens or 0)
+    batch = (call.num_beside + num_beside) / 2
+    policy.cost.learn(call.replica_id, CallTiming(computed_tokens, batch, sample.upstream_ttft_s, sample.tpot_s))
 
 
 def settle(policy: Policy, job: Job, outcome: Outcome, sample: Sample) -> None:

@@ -17,6 +17,7 @@ from .absence import Absence
 from .admission.port import QueueLoad
 from .books import Books
 from .drain_rate import DrainRate
+from .estimate.timing import ReplicaTiming
 from .fairness.flows import FlowKey
 from .job import Job, RunningCall
 from .lifecycle import Event, LifecycleError, State
@@ -162,6 +163,7 @@ class DispatchCore:
         else:
             event = Event.CALL_DONE
         job.move(event)
+        num_beside = len(self._books.replicas[call.replica_id].calls)
         self._books.end(job, call)
         self._drain_rate.ended(now_s)
         if job.state is State.WAITING:
@@ -170,6 +172,8 @@ class DispatchCore:
             job.pinned_replica_id = call.replica_id
             self._join_queue(job)
             return
+        if outcome is Outcome.SUCCESS and call.slice_end_tokens is None:
+            appraisal.time(self._policy, call, num_beside, sample)
         appraisal.settle(self._policy, job, outcome, sample)
         if job.state is State.ENDED:
             del self._books.jobs[job.request.request_id]
@@ -193,6 +197,7 @@ class DispatchCore:
         """Nothing more is sent there; its running calls end as they end."""
         slots = self._books.replicas[replica_id]
         slots.is_removed = True
+        self._policy.cost.forget(replica_id)
         self._books.forget_if_removed(slots)
 
     def capacity_granted(self, replica_id: str, tokens: int | None, now_s: float) -> None:
@@ -276,6 +281,10 @@ class DispatchCore:
     def in_flight_tokens(self, replica_id: str) -> int:
         slots = self._books.replicas.get(replica_id)
         return slots.in_flight_tokens if slots else 0
+
+    def timing(self, replica_id: str) -> ReplicaTiming:
+        """How fast a replica was found to be."""
+        return self._policy.cost.timing(replica_id)
 
     def queued_by_lane(self) -> dict[Lane, int]:
         return self._books.queued_by_lane()
@@ -367,9 +376,11 @@ class DispatchCore:
             slot_tokens=slice_end_tokens or job.slot_tokens,
             prefill_tokens=prefill_tokens,
             slice_end_tokens=slice_end_tokens,
+            ahead_tokens=slots.prefill_tokens + prefill_tokens,
+            num_beside=len(slots.calls) + 1,
         )
         if not request.streams:
-            prefill_end_s = now_s + policy.cost.prefill_s(slots.prefill_tokens + prefill_tokens)
+            prefill_end_s = now_s + policy.cost.prefill_s(replica_id, call.ahead_tokens)
             heapq.heappush(self._prefill_ends, (prefill_end_s, call.call_id))
         policy.turns.flows.charge(job.flow, prefill_tokens, 0)
         if job.charged_to is None:

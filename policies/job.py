@@ -21,6 +21,8 @@ class RunningCall:
     slot_tokens: int
     prefill_tokens: int  # counted against the replica's prefill bound; 0 once the first token came
     slice_end_tokens: int | None
+    ahead_tokens: int = 0  # prompt tokens to be computed there until its first token, its own included
+    num_beside: int = 1  # calls on the replica when it began, itself included
 
 
 class Job:

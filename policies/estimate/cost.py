@@ -1,21 +1,58 @@
-"""What a request costs a replica, in seconds: `a · uncached prompt tokens + b · output tokens`."""
+"""What a request costs: `a · uncached prompt tokens + b · output tokens`, `a` and `b` fitted to what calls take.
+
+Fitted is what a prompt token weighs against an output token, `a / b`, both in seconds of one replica: lanes and order
+depend on it alone. The scale stays that of the configured `decode_s_per_token`, so that what a second of cost is worth
+(ageing, quanta) means the same before and after, and costs of requests that wait stay comparable.
+"""
+
+from .timing import CallTiming, ReplicaTiming
+
+_MIN_CALLS = 16
+"""Fewer, and a replica's figures are those of all."""
 
 
 class CostModel:
-    """Linear in both token counts; `a` and `b` are properties of the replica and its model."""
+    """Fitted per replica, and for all together: a request's cost is known before its replica is."""
 
     def __init__(self, *, prefill_s_per_token: float, decode_s_per_token: float) -> None:
-        """Seconds a prompt token (`a`) and an output token (`b`) take; both above 0."""
-        self.prefill_s_per_token = prefill_s_per_token
-        self.decode_s_per_token = decode_s_per_token
+        """Seconds a prompt token and an output token take while nothing was seen; both above 0."""
+        self._prior = (prefill_s_per_token, decode_s_per_token)
+        self._pooled = ReplicaTiming(*self._prior)
+        self._replicas: dict[str, ReplicaTiming] = {}
+        self._scale_s = decode_s_per_token
+        self._prompt_weight = prefill_s_per_token / decode_s_per_token
 
-    def prefill_s(self, prompt_tokens: int) -> float:
-        return self.prefill_s_per_token * prompt_tokens
+    def learn(self, replica_id: str, timing: CallTiming) -> None:
+        """A call to this replica was answered."""
+        replica = self._replicas.get(replica_id)
+        if replica is None:
+            replica = self._replicas[replica_id] = ReplicaTiming(*self._prior)
+        replica.add(timing)
+        self._pooled.add(timing)
+        if self._pooled.num_calls >= _MIN_CALLS:
+            self._prompt_weight = self._pooled.prefill_s_per_token / self._pooled.decode_s_per_token
+
+    def forget(self, replica_id: str) -> None:
+        """The replica is gone."""
+        self._replicas.pop(replica_id, None)
+
+    def timing(self, replica_id: str) -> ReplicaTiming:
+        """How fast a replica is: as fitted, or as all are where little was seen of it."""
+        replica = self._replicas.get(replica_id)
+        return self._pooled if replica is None or replica.num_calls < _MIN_CALLS else replica
+
+    @property
+    def prompt_weight(self) -> float:
+        """What a prompt token costs, in output tokens."""
+        return self._prompt_weight
+
+    def prefill_s(self, replica_id: str, prompt_tokens: int) -> float:
+        """Seconds until so many prompt tokens are computed there."""
+        return self.timing(replica_id).prefill_s_per_token * prompt_tokens
 
     def cost_s(self, prompt_tokens: int, output_tokens: int) -> float:
-        return self.prefill_s_per_token * prompt_tokens + self.decode_s_per_token * output_tokens
+        return self._scale_s * (self._prompt_weight * prompt_tokens + output_tokens)
 
     def budget_tokens(self, prompt_tokens: int, output_tokens: int) -> float:
         """The weighted token budget: the cost in output tokens, so that a prompt token counts for what it costs."""
-        decode_s_per_token = self.decode_s_per_token
-        return (self.prefill_s_per_token * prompt_tokens + decode_s_per_token * output_tokens) / decode_s_per_token
+        return self._prompt_weight * prompt_tokens + output_tokens

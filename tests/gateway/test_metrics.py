@@ -122,6 +122,8 @@ async def test_gauges_are_read_when_asked_for() -> None:
         assert value(metrics, "tailgate_requests_in_flight") == 0
         assert value(metrics, "tailgate_requests_queued", lane="standard") == 0
         assert value(metrics, "tailgate_in_flight_tokens", replica="r1") == 0
+        assert value(metrics, "tailgate_replica_prompt_token_seconds", replica="r1") == pytest.approx(1e-4)
+        assert value(metrics, "tailgate_replica_output_token_seconds", replica="r1") == pytest.approx(0.025)
         assert value(metrics, "tailgate_replica_available", replica="r1") == 0
         assert value(metrics, "tailgate_tokenizer_waiting") == 3
         assert value(metrics, "tailgate_tokenizer_info", model="m", encoder="tiktoken") == 1

@@ -465,6 +465,21 @@ class TestEnd:
             core.call_ended(call.call_id, Outcome.SUCCESS, Sample(output_tokens=40), float(index))
         assert offer(core, "next", max_output_tokens=500).predicted_output_tokens == 40
 
+    def test_learns_how_fast_each_replica_is(self) -> None:
+        """From what calls took, what ran beside them and what was to be computed before them; not from failures."""
+        core = make_core()
+        for index in range(40):
+            offer(core, f"q{index}", prompt_tokens=100 + 50 * index)
+            call = only_call(core.poll(float(index)))
+            sample = Sample(100 + 50 * index, 50, 10, 0.01 * (50 + 50 * index), 0.2)
+            core.call_ended(call.call_id, Outcome.SUCCESS, sample, float(index))
+            offer(core, f"failed{index}", prompt_tokens=100)
+            call = only_call(core.poll(float(index)))
+            core.call_ended(call.call_id, Outcome.IGNORED, Sample(100, 0, 10, 99.0, 99.0), float(index))
+        timing = core.timing("r1")
+        assert timing.prefill_s_per_token == pytest.approx(0.01, rel=0.1)
+        assert timing.decode_s_per_token == pytest.approx(0.2, rel=0.05)
+
     def test_an_answer_that_cost_nothing_is_no_prediction_error(self) -> None:
         """All of the prompt cached and no output: there is no ratio to learn from."""
         core = make_core()

@@ -1,0 +1,119 @@
+"""How fast replicas are found to be, and what a request costs by that."""
+
+import random
+
+import pytest
+
+from policies.estimate.cost import CostModel
+from policies.estimate.line import RobustLine
+from policies.estimate.timing import CallTiming
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+class TestRobustLine:
+    def feed(self, line: RobustLine, rng: random.Random, count: int, slope: float, *, outliers: float = 0.0) -> None:
+        for _ in range(count):
+            x = rng.uniform(10, 4000)
+            y = (0.02 + slope * x) * rng.uniform(0.95, 1.05)
+            line.add(x, y * 50 if rng.random() < outliers else y)
+
+    @pytest.mark.parametrize("slope", [1e-6, 1e-4, 1e-2])
+    def test_finds_the_line_however_wrong_the_prior_was(self, rng: random.Random, slope: float) -> None:
+        """Within a tenth after two hundred points, a hundred times off or not."""
+        line = RobustLine(1e-4, 0.0)
+        assert line.at(1000.0) == pytest.approx(0.1)
+        self.feed(line, rng, 200, slope)
+        assert line.at(2000.0) == pytest.approx(0.02 + slope * 2000, rel=0.1)
+
+    def test_outliers_hardly_move_it(self, rng: random.Random) -> None:
+        """One point in twenty fifty times too large: plain least squares would be three times off."""
+        line = RobustLine(1e-4, 0.0)
+        self.feed(line, rng, 400, 1e-4, outliers=0.05)
+        assert line.at(2000.0) == pytest.approx(0.22, rel=0.5)
+
+    def test_follows_a_drift(self, rng: random.Random) -> None:
+        """Three times slower from now on: known within three hundred calls."""
+        line = RobustLine(1e-4, 0.0)
+        self.feed(line, rng, 200, 1e-4)
+        self.feed(line, rng, 300, 3e-4)
+        assert line.at(2000.0) == pytest.approx(0.62, rel=0.15)
+
+    def test_points_at_one_place_say_nothing_of_the_slope(self) -> None:
+        """The prior's slope stays, and the line goes through them."""
+        line = RobustLine(1e-4, 0.0)
+        for _ in range(50):
+            line.add(100.0, 0.5)
+        assert line.slope == pytest.approx(1e-4)
+        assert line.at(100.0) == pytest.approx(0.5)
+
+    def test_neither_is_below_zero(self) -> None:
+        """Falling points are a constant, points that aim below the origin a line through it."""
+        falling, steep = RobustLine(0.0, 1.0), RobustLine(0.0, 1.0)
+        for x in (1.0, 2.0, 3.0) * 20:
+            falling.add(x, 10.0 - x)
+            steep.add(x, 10.0 * x - 9.0)  # the first lies on the line that it begins with
+        assert falling.slope == 0.0
+        assert falling.intercept > 7.0
+        assert steep.slope > 0.0
+        assert steep.intercept == 0.0
+
+
+class TestCost:
+    def cost(self) -> CostModel:
+        return CostModel(prefill_s_per_token=1e-4, decode_s_per_token=0.025)
+
+    def teach(self, cost: CostModel, replica_id: str, count: int, slow: float = 1.0) -> None:
+        rng = random.Random(count)
+        for _ in range(count):
+            tokens, batch = rng.randint(10, 3000), rng.randint(5, 15)
+            ttft_s, tpot_s = slow * 2e-4 * tokens, slow * (0.02 + 0.001 * batch)
+            cost.learn(replica_id, CallTiming(tokens, batch, ttft_s, tpot_s))
+
+    def test_begins_with_what_is_configured(self) -> None:
+        """And keeps it while little was seen, and where calls tell nothing."""
+        cost = self.cost()
+        assert cost.prompt_weight == pytest.approx(1e-4 / 0.025)
+        assert cost.cost_s(1000, 10) == pytest.approx(0.35)
+        for _ in range(100):
+            cost.learn("r1", CallTiming(0, 1.0, 0.5, None))
+            cost.learn("r1", CallTiming(10, 1.0, None, 0.0))
+        self.teach(cost, "r1", 15)
+        assert cost.prompt_weight == pytest.approx(1e-4 / 0.025)
+
+    def test_a_prompt_token_weighs_what_it_costs_the_replica(self) -> None:
+        """An output token costs a step's time shared among its batch; the scale of cost stays the configured one."""
+        cost = self.cost()
+        self.teach(cost, "r1", 300)
+        timing = cost.timing("r1")
+        assert timing.batch == pytest.approx(10.0, abs=2.0)
+        assert timing.prefill_s_per_token == pytest.approx(2e-4, rel=0.05)
+        assert timing.tpot_s == pytest.approx(0.03, rel=0.1)
+        assert timing.decode_s_per_token == pytest.approx(0.003, rel=0.3)
+        assert cost.prompt_weight == pytest.approx(timing.prefill_s_per_token / timing.decode_s_per_token)
+        assert cost.cost_s(0, 10) == pytest.approx(0.25)
+        assert cost.budget_tokens(100, 10) == pytest.approx(10 + 100 * cost.prompt_weight)
+
+    def test_replicas_are_told_apart_and_a_new_one_is_like_all(self) -> None:
+        """One four times slower than another; of a third next to nothing was seen, or it was forgotten."""
+        cost = self.cost()
+        self.teach(cost, "r1", 200)
+        self.teach(cost, "r2", 200, slow=4.0)
+        self.teach(cost, "r3", 3)
+        assert cost.prefill_s("r2", 1000) == pytest.approx(4 * cost.prefill_s("r1", 1000), rel=0.1)
+        assert cost.timing("r3") is cost.timing("new")
+        cost.forget("r2")
+        cost.forget("r2")
+        assert cost.timing("r2") is cost.timing("new")
+
+    def test_what_is_fitted_stays_within_reason(self) -> None:
+        """A clock that is wrong a millionfold makes no cost of it."""
+        cost = self.cost()
+        self.teach(cost, "r1", 100, slow=1e6)
+        assert cost.timing("r1").prefill_s_per_token == pytest.approx(0.1)
+        assert cost.timing("r1").tpot_s == pytest.approx(25.0)
