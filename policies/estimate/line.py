@@ -7,13 +7,15 @@ _HUBER = 2.0
 _ALWAYS_NEAR_RATIO = 0.05
 """Nobody's clock is better: without it, points that lie on the line exactly would make all others outliers."""
 _SCALE_WEIGHT = 1 / 16
+_SOLVED_EACH, _SOLVE_EVERY = 32, 8
+"""So many points are taken in one by one, later ones in batches: a hundred others count, and solving takes its time."""
 _PRIOR_POINTS = 0.1
 
 
 class RobustLine:
     """Least squares of `y = intercept + slope · x` with forgetting and Huber's weights; neither is below 0.
 
-    The prior slope counts as much as a tenth of a point at a typical x, so it matters where there are few points or where
+    The prior slope counts as much as a tenth of a point at a typical x: it matters while there are few points, or where
     x hardly varies, which says nothing of the slope.
     """
 
@@ -51,7 +53,8 @@ class RobustLine:
         self._sum_y = self._sum_y * _FORGETTING + weight * y
         self._sum_xx = self._sum_xx * _FORGETTING + weight * x * x
         self._sum_xy = self._sum_xy * _FORGETTING + weight * x * y
-        self._solve()
+        if self.num_points <= _SOLVED_EACH or not self.num_points % _SOLVE_EVERY:
+            self._solve()
 
     def at(self, x: float) -> float:
         return self.intercept + self.slope * x
