@@ -1,8 +1,9 @@
-"""What a request costs: `a · uncached prompt tokens + b · output tokens`, `a` and `b` fitted to what calls take.
+"""What a request costs: `a · uncached prompt tokens + b · output tokens`, both in seconds of one replica.
 
-Fitted is what a prompt token weighs against an output token, `a / b`, both in seconds of one replica: lanes and order
-depend on it alone. The scale stays that of the configured `decode_s_per_token`, so that what a second of cost is worth
-(ageing, quanta) means the same before and after, and costs of requests that wait stay comparable.
+Both are fitted to what calls take. Lanes and order depend on `a / b` alone, what a prompt token weighs against an
+output token; whether the fitted weight takes the place of the configured one is a setting. The scale stays that of the
+configured `decode_s_per_token`, so that what a second of cost is worth (ageing, quanta) means the same before and
+after, and costs of requests that wait stay comparable.
 """
 
 from .timing import CallTiming, ReplicaTiming
@@ -14,8 +15,14 @@ _MIN_CALLS = 16
 class CostModel:
     """Fitted per replica, and for all together: a request's cost is known before its replica is."""
 
-    def __init__(self, *, prefill_s_per_token: float, decode_s_per_token: float) -> None:
-        """Seconds a prompt token and an output token take while nothing was seen; both above 0."""
+    def __init__(
+        self, *, prefill_s_per_token: float, decode_s_per_token: float, fit_after_calls: int | None = None
+    ) -> None:
+        """Seconds a prompt token and an output token take while nothing was seen; both above 0.
+
+        Once `fit_after_calls` were seen, the fitted weight of a prompt token replaces the configured one; None: never.
+        """
+        self._fit_after_calls = fit_after_calls
         self._prior = (prefill_s_per_token, decode_s_per_token)
         self._pooled = ReplicaTiming(*self._prior)
         self._replicas: dict[str, ReplicaTiming] = {}
@@ -29,7 +36,7 @@ class CostModel:
             replica = self._replicas[replica_id] = ReplicaTiming(*self._prior)
         replica.add(timing)
         self._pooled.add(timing)
-        if self._pooled.num_calls >= _MIN_CALLS:
+        if self._fit_after_calls is not None and self._pooled.num_calls >= self._fit_after_calls:
             self._prompt_weight = self._pooled.prefill_s_per_token / self._pooled.decode_s_per_token
 
     def forget(self, replica_id: str) -> None:

@@ -65,8 +65,8 @@ class TestRobustLine:
 
 
 class TestCost:
-    def cost(self) -> CostModel:
-        return CostModel(prefill_s_per_token=1e-4, decode_s_per_token=0.025)
+    def cost(self, fit_after_calls: int | None = 16) -> CostModel:
+        return CostModel(prefill_s_per_token=1e-4, decode_s_per_token=0.025, fit_after_calls=fit_after_calls)
 
     def teach(self, cost: CostModel, replica_id: str, count: int, slow: float = 1.0) -> None:
         rng = random.Random(count)
@@ -98,6 +98,13 @@ class TestCost:
         assert cost.prompt_weight == pytest.approx(timing.prefill_s_per_token / timing.decode_s_per_token)
         assert cost.cost_s(0, 10) == pytest.approx(0.25)
         assert cost.budget_tokens(100, 10) == pytest.approx(10 + 100 * cost.prompt_weight)
+
+    def test_the_fit_is_shown_but_does_not_decide_unless_told_to(self) -> None:
+        """Cost stays as configured, whatever calls took."""
+        cost = self.cost(fit_after_calls=None)
+        self.teach(cost, "r1", 300)
+        assert cost.timing("r1").prefill_s_per_token == pytest.approx(2e-4, rel=0.05)
+        assert cost.budget_tokens(1000, 10) == pytest.approx(10 + 1000 * 1e-4 / 0.025)
 
     def test_replicas_are_told_apart_and_a_new_one_is_like_all(self) -> None:
         """One four times slower than another; of a third next to nothing was seen, or it was forgotten."""
