@@ -18,7 +18,7 @@ VLLM_PIP := $(VLLM_VENV)/bin/pip --disable-pip-version-check --quiet
 PACKAGES := policies gateway backend loadtests tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install npm run demo fmt check test test-vllm cov sz bars bars-main bars-counting bars-policies bars-proxy clean
+.PHONY: help install npm run demo fmt check test test-vllm cov sz bars bars-main bars-counting bars-policies bars-proxy bars-overhead clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -82,7 +82,7 @@ cov: $(STAMP) npm  ## tests with branch coverage: 100 % of policies/, at least 9
 sz:  ## lines of every file, largest first
 	@git ls-files '*.py' | xargs wc -l | sort -rn | head -60
 
-bars: bars-main bars-counting  ## measure what the project promises; up to 40 minutes
+bars: bars-main bars-counting bars-overhead  ## measure what the project promises; up to 45 minutes
 
 bars-main: $(STAMP)  ## measure what the main job promises, a line a bar
 	$(BIN)/tailgate-load bars main
@@ -95,6 +95,9 @@ bars-policies: $(STAMP)  ## measure policies and the simulator; TRACES=FOLDER of
 
 bars-proxy: $(STAMP)  ## measure what a proxy that can be trusted does; CASES=FOLDER of a runner of gateway cases, REQUESTS=N of the soak
 	$(BIN)/tailgate-load bars proxy $(if $(CASES),--cases $(CASES)) $(if $(REQUESTS),--soak-requests $(REQUESTS))
+
+bars-overhead: $(STAMP)  ## measure what the gateway costs, beside others; PEERS=FOLDER of their environments
+	$(BIN)/tailgate-load bars overhead $(if $(PEERS),--peers $(PEERS))
 
 clean:  ## remove the environment and everything made
 	rm -rf $(VENV) $(VLLM_VENV) $(NPM)/node_modules out dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,27 +1,20 @@
 """`tailgate-load`: measures OpenAI servers over HTTP. Every command explains itself with --help."""
 
-import asyncio
-from collections.abc import Callable, Coroutine
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from .bars.bar import Bar
-from .bars.counting import counting_bars
-from .bars.main_topic import main_bars
-from .bars.policies_topic import policies_bars
-from .bars.proxy_topic import proxy_bars
-from .bars.soak.run import NUM_REQUESTS
+from .bars.cli import bars
 from .client import LoadClient
-from .compare import OnStep, measure
 from .compare import compare as run_compare
+from .compare import measure
 from .demo import run_demo, steps
 from .engine import EngineRun, compare_engines
 from .errors import LoadtestError
+from .guard import failure, guarded
 from .plot import plot_comparison
 from .prompts import PromptMaker
 from .replay import replay
@@ -43,12 +36,6 @@ app = typer.Typer(
     Start with `tailgate-load demo`: it needs nothing but this machine. To measure your own server, `tailgate-load run
     short-behind-long --url http://HOST:PORT`; to see what a gateway changes, `tailgate-load compare`.""",
 )
-_TOPICS: dict[str, Callable[[OnStep, Callable[[Bar], None]], Coroutine[Any, Any, None]]] = {
-    "main": main_bars,
-    "counting": counting_bars,
-    "policies": policies_bars,
-    "proxy": proxy_bars,
-}
 _ScenarioArgument = Annotated[
     str,
     typer.Argument(
@@ -125,7 +112,7 @@ def run(
         if folder is not None:
             save_json({"scenario": mix.name, "seed": seed, "costs": costs, "summary": summary}, folder / "run.json")
 
-    _guarded(body())
+    guarded(body())
 
 
 @app.command()
@@ -168,7 +155,7 @@ def compare(
         plot_comparison(result, folder / "compare.png")
         print_comparison(result, console)
 
-    _guarded(body())
+    guarded(body())
 
 
 @app.command()
@@ -181,55 +168,7 @@ def demo(
     Starts the bundled engine and the gateway, measures the engine's capacity, then sends one seeded mix at 0.85 of it
     straight to the engine and once more through the gateway.
     """
-    _guarded(run_demo(seed=seed, out=_made(out), console=Console()))
-
-
-@app.command()
-def bars(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="What to measure: main, counting, policies or proxy.")],
-    cases: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="For proxy: of a runner of gateway cases, run_cases.py with handed.yaml."),
-    ] = None,
-    traces: Annotated[Path | None, typer.Option(metavar="FOLDER", help="For policies: of public traces.")] = None,
-    soak_requests: Annotated[
-        int, typer.Option(metavar="N", min=0, help="For proxy: of the soak; fewer are quicker and prove less.")
-    ] = NUM_REQUESTS,
-    soak_seed: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="For proxy: of a soak that is to be repeated; a new one by default."),
-    ] = None,
-) -> None:
-    """Measures the figures that must hold and prints a line for each; exits 1 if one falls short.
-
-    `main` is the main job end to end: the demonstration from three seeds, layers, clients that hang up, the openai
-    package, bad input, start-up, dispatch decisions. Takes up to 40 minutes on two cores.
-
-    `counting` is what counting tokens costs: prompts that begin alike, and short ones beside long ones. Two minutes.
-
-    `policies` is what the simulator is worth: engines fitted to measured runs, and its speed. Without --traces those
-    lines say skipped.
-
-    `proxy` is what a proxy that can be trusted does: every gateway case, twice in a row (six minutes; without --cases
-    those lines say skipped), and a soak of 50,000 requests with everything going wrong on both sides (at most eight).
-    """
-    if topic not in _TOPICS:
-        typer.echo(f"tailgate-load: bars {topic}: no such topic; there are: {', '.join(_TOPICS)}", err=True)
-        raise typer.Exit(2)
-    measured: list[Bar] = []
-
-    def report(bar: Bar) -> None:
-        measured.append(bar)
-        typer.echo(bar.line() + (f"\n  {bar.note}" if bar.note else ""))
-
-    with steps(Console(stderr=True)) as on_step:
-        topics = _TOPICS | {
-            "proxy": partial(proxy_bars, cases=cases, soak_requests=soak_requests, soak_seed=soak_seed),
-            "policies": partial(policies_bars, traces=traces),
-        }
-        _guarded(topics[topic](on_step, report))
-    if not all(bar.holds for bar in measured):
-        raise typer.Exit(1)
+    guarded(run_demo(seed=seed, out=_made(out), console=Console()))
 
 
 @app.command()
@@ -266,7 +205,7 @@ def engine(
         save_json(result, folder / "engine.json")
         print_engines(result, console)
 
-    _guarded(body())
+    guarded(body())
 
 
 @app.command()
@@ -281,11 +220,12 @@ def shape(
     try:
         text = describe(load_trace(file)).to_yaml()
     except LoadtestError as error:
-        raise _failure(error) from error
+        raise failure(error) from error
     typer.echo(text, nl=False)
 
 
 app.command()(replay)
+app.command()(bars)
 app.command()(simulate)
 app.command()(calibrate_sim)
 
@@ -303,21 +243,8 @@ def _made(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _failure(LoadtestError(f"--out {folder}: {error.strerror}")) from error
+        raise failure(LoadtestError(f"--out {folder}: {error.strerror}")) from error
     return folder
-
-
-def _guarded(coroutine: Coroutine[Any, Any, object]) -> None:
-    """Runs to the end; an error of ours is one line and status 2."""
-    try:
-        asyncio.run(coroutine)
-    except LoadtestError as error:
-        raise _failure(error) from error
-
-
-def _failure(error: LoadtestError) -> typer.Exit:
-    typer.echo(f"tailgate-load: {error}", err=True)
-    return typer.Exit(2)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from .client import LoadClient
 from .compare import OnStep
 from .errors import TargetError
 from .machine import current_commit, describe_machine
-from .processes import bundled_engine, free_port, running, wait_until_ready
+from .processes import bundled_engine, free_port, pinned, running, wait_until_ready
 from .prompts import PromptMaker
 from .stats import makespan_s
 from .workload import PlannedRequest
@@ -50,7 +50,7 @@ async def vllm_server(python: Path, model_dir: Path, *, core: int) -> AsyncItera
     port = free_port()
     name = "model"
     command = [
-        *_pinned(core), str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_dir),
+        *pinned(core), str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_dir),
         "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port), "--enforce-eager",
         "--block-size", "32", "--max-model-len", "2048", "--dtype", "bfloat16",
     ]  # fmt: skip
@@ -76,7 +76,7 @@ async def compare_engines(
         flags += ["--model", str(model_dir)]
     async with AsyncExitStack() as stack:
         on_step("starting the bundled engine", None)
-        ours = await stack.enter_async_context(bundled_engine(flags, prefix=_pinned(cores[0])))
+        ours = await stack.enter_async_context(bundled_engine(flags, prefix=pinned(cores[0])))
         if against is not None:
             theirs = (against, "")
         elif vllm_python is not None and model_dir is not None:
@@ -130,7 +130,3 @@ def summarise_rates(concurrency: int, bundled: Sequence[float], other: Sequence[
         "ratio_low": min(ratios),
         "ratio_high": max(ratios),
     }
-
-
-def _pinned(core: int) -> tuple[str, ...]:
-    return ("taskset", "-c", str(core))

@@ -76,19 +76,28 @@ async def gateway(config: Mapping[str, Any], *, start_limit_s: float = 30.0) -> 
     """`tailgate serve --config` on a free loopback port; yields its URL once /readyz answers 200."""
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()
-        path = Path(folder) / "gateway.yaml"
-        access = str(Path(folder) / "access.jsonl")
-        whole = {
-            "listen": {"host": "127.0.0.1", "port": port},
-            "log": {"level": "warning", "access": access},
-            **config,
-        }
-        path.write_text(yaml.safe_dump(whole), encoding="utf-8")
         log_path = Path(folder) / "gateway.log"
         url = f"http://127.0.0.1:{port}"
-        async with running([script("tailgate"), "serve", "--config", str(path)], log_path) as process:
+        async with running(gateway_command(config, Path(folder), port), log_path) as process:
             await wait_until_ready(f"{url}/readyz", process, log_path, start_limit_s)
             yield url
+
+
+def gateway_command(config: Mapping[str, Any], folder: Path, port: int) -> list[str]:
+    """`tailgate serve --config` on that loopback port; its configuration and access log are files in `folder`."""
+    path = folder / "gateway.yaml"
+    whole = {
+        "listen": {"host": "127.0.0.1", "port": port},
+        "log": {"level": "warning", "access": str(folder / "access.jsonl")},
+        **config,
+    }
+    path.write_text(yaml.safe_dump(whole), encoding="utf-8")
+    return [script("tailgate"), "serve", "--config", str(path)]
+
+
+def pinned(core: int | None) -> tuple[str, ...]:
+    """What goes before a command so that it runs on one core; nothing for None."""
+    return () if core is None else ("taskset", "-c", str(core))
 
 
 async def wait_until_ready(url: str, process: asyncio.subprocess.Process, log_path: Path, limit_s: float) -> None:
@@ -124,11 +133,16 @@ def free_port() -> int:
 
 
 def _check_alive(process: asyncio.subprocess.Process, log_path: Path, deadline_s: float) -> None:
-    tail = "\n".join(_read(log_path).splitlines()[-15:])
     if process.returncode is not None:
-        raise TargetError(f"{log_path.stem} ended with status {process.returncode} before it was ready:\n{tail}")
+        ended = f"{log_path.stem} ended with status {process.returncode} before it was ready"
+        raise TargetError(f"{ended}:\n{tail(log_path)}")
     if time.monotonic() > deadline_s:
-        raise TargetError(f"{log_path.stem} was not ready in time:\n{tail}")
+        raise TargetError(f"{log_path.stem} was not ready in time:\n{tail(log_path)}")
+
+
+def tail(log_path: Path) -> str:
+    """The last lines of a log."""
+    return "\n".join(_read(log_path).splitlines()[-15:])
 
 
 def _read(path: Path) -> str:

@@ -18,12 +18,12 @@ import numpy as np
 
 from ..client import LoadClient
 from ..compare import OnStep
+from ..cost.instant_replica import instant_replica
 from ..errors import TargetError
 from ..processes import gateway, running, script
 from ..prompts import WORDS
 from ..workload import rng_for
 from .bar import Bar, median_of_rounds
-from .instant_replica import instant_replica
 
 ROUNDS = 3
 NUM_REPEATED = 1000

@@ -1,7 +1,5 @@
 """Clients that hang up: after many of them, nothing may be left behind in gateway or engine."""
 
-import asyncio
-import time
 from pathlib import Path
 
 from ..client import LoadClient
@@ -9,13 +7,13 @@ from ..prompts import PromptMaker
 from ..workload import PlannedRequest, rng_for
 from .bar import Bar, at_least, at_most
 from .metrics_text import sum_of
+from .settling import settled
 
 NUM_REQUESTS = 500
 # Every fifth ends before its moment comes; this many leavers make 30 % that really left.
 LEAVER_SHARE = 0.4
 _SPAN_S = 45.0
 _LATEST_CUT_S = 4.0
-_SETTLE_LIMIT_S = 20.0
 _CLOSE_WAIT = "08"
 
 
@@ -47,7 +45,7 @@ async def cut_bars(gateway: LoadClient, engine: LoadClient, maker: PromptMaker) 
     num_left = sum(answer.error == "left" for answer in answers)
     num_failed = sum(not answer.is_ok and answer.error != "left" for answer in answers)
     note = f"{num_left} of {len(answers)} cut, {num_failed} failed"
-    held = await _settled(gateway, engine)
+    held = await settled(lambda: _held(gateway, engine))
     sockets = _close_wait_sockets(engine.url)
     return [
         at_most("cuts-in-flight-left", held["in_flight"], 0.0, note),
@@ -57,15 +55,6 @@ async def cut_bars(gateway: LoadClient, engine: LoadClient, maker: PromptMaker) 
         at_most("cuts-upstream-half-closed", sockets, 0.0, "sockets in CLOSE_WAIT towards the engine"),
         at_least("cuts-others-served-ratio", 1.0 - num_failed / len(answers), 1.0),
     ]
-
-
-async def _settled(gateway: LoadClient, engine: LoadClient) -> dict[str, float | None]:
-    deadline_s = time.monotonic() + _SETTLE_LIMIT_S
-    while True:
-        held = await _held(gateway, engine)
-        if not any(value is None or value > 0.0 for value in held.values()) or time.monotonic() > deadline_s:
-            return held
-        await asyncio.sleep(0.1)
 
 
 async def _held(gateway: LoadClient, engine: LoadClient) -> dict[str, float | None]:

@@ -1,0 +1,1 @@
+"""What a gateway costs: its processor time, the latency it adds, the memory of a stream, beside other gateways."""
