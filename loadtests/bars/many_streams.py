@@ -57,6 +57,7 @@ async def many_streams_bars(contender: Contender, sizes: StreamSizes) -> list[Ba
     async with bench(num_connections=sizes.num) as system, started(contender, system) as gateway:
         await system.set_pace(sizes.pace_s)
         async with LoadClient(gateway.url, MODEL) as client:
+            await client.get("/healthz")  # whose connection is there before, during and after
             pids = tree(gateway.pid)
             sockets, resident = await _least_sockets(pids, sizes.calm_s), resident_bytes(pids)
             job = Job(

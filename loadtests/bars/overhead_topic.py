@@ -109,9 +109,10 @@ def table(samples: Samples) -> list[str]:
         "added P99 ms": added_ms(samples, lambda sample: sample.p99_s),
     }
     lines = [f"{'gateway':<16}" + "".join(f"{head:>20}" for head in columns)]
-    rows = {name: (column[name] for column in columns.values()) for name in samples if name != _DIRECT}
     return lines + [
-        f"{name:<16}" + "".join(f"{_with_spread(figures):>20}" for figures in row) for name, row in rows.items()
+        f"{name:<16}" + "".join(f"{_with_spread(column[name]):>20}" for column in columns.values())
+        for name in samples
+        if name != _DIRECT
     ]
 
 

@@ -64,7 +64,19 @@ def test_a_round_without_a_figure_spoils_the_bar_and_the_row() -> None:
     head, ours, naive = table(samples)
     assert head.startswith("gateway ")
     assert ours.split() == ["tailgate", "-", "20", "[0]", "0.5", "[1]", "2", "[1]"]
-    assert naive.split()[1] == "-"
+    assert naive.split() == ["naive", "-", "20", "[0]", "0.5", "[1]", "2", "[1]"]
+
+
+def test_a_row_has_the_figures_of_its_gateway() -> None:
+    """And of no other."""
+    samples = {
+        "direct": DIRECT,
+        "tailgate": rounds(0.2, 0.2, 0.2, chunk_us=20.0),
+        "naive": rounds(3.0, 2.0, 4.0, chunk_us=100.0),
+    }
+    _, ours, naive = table(samples)
+    assert ours.split()[:5] == ["tailgate", "0.2", "[0]", "20", "[0]"]
+    assert naive.split()[:5] == ["naive", "3", "[2]", "100", "[0]"]
 
 
 def executable(path: Path) -> str:
@@ -141,7 +153,7 @@ async def test_the_whole_topic_with_small_counts(tmp_path: Path, monkeypatch: py
     assert by_name["added-p50-ms"].value is not None
     assert by_name["streams-open-at-once"].value == by_name["streams-whole-and-right"].value == 20
     assert "KiB resident a stream" in by_name["streams-open-at-once"].note
-    assert all(by_name[f"streams-{what}-left"].value == 0.0 for what in ("in-flight", "queued"))
+    assert all(by_name[f"streams-{what}-left"].value == 0.0 for what in ("in-flight", "queued", "sockets"))
 
 
 async def test_too_few_open_files_fall_short_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
