@@ -129,9 +129,10 @@ class SimReplica:
         """It goes down: every call breaks off, and the cache is lost."""
         self.is_down = True
         if (run := self._run) is not None:
-            del run.ends_s[bisect.bisect_right(run.ends_s, now_s) :]
-            if run.ends_s:
-                self._finish(run, run.ends_s[-1])
+            num_done = bisect.bisect_right(run.ends_s, now_s)
+            self.num_steps += num_done
+            self.busy_s += now_s - self._run_began_s
+            del run.ends_s[num_done + 1 :]  # the steps before are heard of, if they weren't yet
         for sequence in [*self._running, *self._waiting]:
             if sequence.is_running:
                 sequence.stop()

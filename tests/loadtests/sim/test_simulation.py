@@ -85,6 +85,20 @@ def test_every_request_ends_once_with_all_its_tokens() -> None:
     assert any(outcome.num_calls > 1 for outcome in result.outcomes)
 
 
+@pytest.mark.parametrize("network_s", [0.0, 0.003])
+def test_an_engine_that_fails_amid_its_steps_has_told_of_those_before(network_s: float) -> None:
+    """At every instant of an answer, on and between the ends of steps: the same decisions as one step at a time."""
+    engine = ReplicaModel(StepTime(0.25, 0.0), num_blocks=100)
+    mix = [SimRequest(index, f"q{index}", 0.0, 20, 60) for index in range(2)]
+    for eighth in range(1, 130):
+        at_s = eighth * 0.125
+        world = Setup(engine, num_replicas=2, network_s=network_s, outages=(Outage(0, at_s, at_s + 1.0),))
+        fast, slow = (simulate(mix, policy, replace(world, is_stepwise=one)) for one in (False, True))
+        assert fast.outcomes == slow.outcomes
+        assert fast.num_steps == slow.num_steps
+        assert fast.busy_s == pytest.approx(slow.busy_s)
+
+
 def test_a_request_alone_takes_what_the_model_says() -> None:
     """Two chunks of a prompt, then a step a token; the network is passed twice before the first one."""
     engine = ReplicaModel(StepTime(0.01, 1e-3, 2e-3, 1e-5, 1e-6, 5e-4), num_blocks=100, max_num_batched_tokens=64)
