@@ -12,13 +12,12 @@ from typing import cast
 
 import httptools
 
+from .deadline import GRAIN_S
 from .response_reader import ResponseReader
 from .upstream_errors import UpstreamClosed, UpstreamError, UpstreamGarbled, UpstreamTimeout
 
 HIGH_WATER_BYTES = 1 << 16
 MAX_HEAD_BYTES = 1 << 16
-# The loop's clock may be coarser than its timers (uvloop: milliseconds).
-_TIMER_GRAIN_S = 0.001
 
 
 class Connection(ResponseReader, asyncio.Protocol):
@@ -222,7 +221,7 @@ class Connection(ResponseReader, asyncio.Protocol):
         if not self._is_active:
             return
         left_s = self._deadline_s - self._loop.time()
-        if left_s >= _TIMER_GRAIN_S:
+        if left_s >= GRAIN_S:
             self._start_timer(left_s)
         elif self._waiter is not None:
             self._fail(UpstreamTimeout(self._limit_s))

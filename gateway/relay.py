@@ -59,6 +59,7 @@ class Relay:
         "_kept",
         "_kept_bytes",
         "_last_s",
+        "_may_grow",
         "_place",
         "_record",
         "_scanner",
@@ -99,6 +100,7 @@ class Relay:
         self._wants_timing = wants_timing
         self._heartbeat_s = heartbeat_s
         self._heartbeat: Heartbeat | None = None
+        self._may_grow = False  # whether it is a stream to which something of our own may be added
         self._dispatched_s = clock()
         self._first_s: float | None = None
         self._last_s = 0.0
@@ -134,8 +136,8 @@ class Relay:
             FOLLOWS: self._inserter is None and self._exchange.has_body,
         }
         await self._send(start)
-        if self._heartbeat_s is not None and self._scanner is not None and not _has_length(headers):
-            self._heartbeat = Heartbeat(self._send, self._heartbeat_s, self._may_insert)
+        if self._heartbeat_s is not None and self._may_grow:
+            self._heartbeat = Heartbeat(self._send, self._heartbeat_s, self._may_beat)
         try:
             await self._pass_body(status)
         except UpstreamError as error:
@@ -150,17 +152,19 @@ class Relay:
                 self._heartbeat.close()
             self._count_output()
 
-    def _may_insert(self) -> bool:
-        """Whether something of our own may be put into the stream here: between two events, before its end."""
-        scanner, inserter = self._scanner, self._inserter
-        is_between = scanner is not None and scanner.is_between_events and not scanner.has_ended
-        return is_between and self._unsent is None and (inserter is None or not inserter.is_holding)
+    def _is_between_events(self) -> bool:
+        """Whether all that went out of a stream are whole events, and its end wasn't among them."""
+        scanner = self._scanner
+        return scanner is not None and scanner.is_between_events and not scanner.has_ended and self._unsent is None
+
+    def _may_beat(self) -> bool:
+        """Whether a comment may be put into the stream here."""
+        return self._is_between_events() and (self._inserter is None or not self._inserter.is_holding)
 
     async def _break_off(self, error: GatewayError) -> NoReturn:
         """The answer can't be finished. A stream says so itself, where that wouldn't be taken for a part of it."""
         self._record.outcome, self._record.reason = "failed", error.reason
-        scanner = self._scanner
-        is_told = scanner is not None and scanner.is_between_events and not scanner.has_ended and self._unsent is None
+        is_told = self._is_between_events()
         if is_told:
             held = b"" if self._inserter is None else self._inserter.flush()
             event = self._errors.event(error)
@@ -176,7 +180,8 @@ class Relay:
         is_stream = content_type.startswith(b"text/event-stream")
         if is_stream and not is_packed:
             self._scanner = self._api()
-            if self._wants_timing and b"content-length" not in first:
+            self._may_grow = b"content-length" not in first
+            if self._wants_timing and self._may_grow:
                 self._inserter = CommentInserter()
         elif status == 200 and not is_packed and content_type.startswith(b"application/json"):
             self._kept, self._headers = [], headers
@@ -340,7 +345,3 @@ class Relay:
             upstream_ttft_s=record.upstream_ttft_s,
             tpot_s=record.tpot_s,
         )
-
-
-def _has_length(headers: Headers) -> bool:
-    return any(name == b"content-length" for name, _ in headers)

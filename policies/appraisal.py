@@ -2,6 +2,7 @@
 
 from .estimate.timing import CallTiming
 from .job import Job, RunningCall
+from .lanes import LaneDecision
 from .policy import Policy
 from .types import Outcome, Sample
 
@@ -15,20 +16,19 @@ def estimate(policy: Policy, job: Job) -> None:
     job.budget_tokens = policy.cost.budget_tokens(request.prompt_tokens, job.predicted_output_tokens)
 
 
-def classify(policy: Policy, job: Job) -> None:
+def classify(policy: Policy, job: Job) -> LaneDecision:
     """Put it into a lane and in order there; nobody learns anything from it, since a request counts once."""
     decision = policy.lanes.classify(job.request, job.budget_tokens)
     job.lane, job.lane_why = decision.lane, decision.why
     order(policy, job)
+    return decision
 
 
 def enlist(policy: Policy, job: Job) -> None:
     """Put it into a lane and in order there, and learn from it."""
-    decision = policy.lanes.classify(job.request, job.budget_tokens)
+    decision = classify(policy, job)
     policy.lanes.observe(decision, job.request, job.budget_tokens)
     policy.traffic.arrived(job.request.arrival_s)
-    job.lane, job.lane_why = decision.lane, decision.why
-    order(policy, job)
 
 
 def order(policy: Policy, job: Job) -> None:
