@@ -14,7 +14,7 @@ from .compare import measure
 from .demo import run_demo, steps
 from .engine import EngineRun, compare_engines
 from .errors import LoadtestError
-from .guard import failure, guarded
+from .guard import guarded, told
 from .plot import plot_comparison
 from .prompts import PromptMaker
 from .replay import replay
@@ -217,11 +217,8 @@ def shape(
     Knows the Azure LLM inference traces, Mooncake, Qwen-Bailian, BurstGPT, ServeGen samples, the VTC arena trace,
     vidur's arXiv lengths, and what vLLM's serving benchmark and AIPerf save, each by its columns or keys.
     """
-    try:
-        text = describe(load_trace(file)).to_yaml()
-    except LoadtestError as error:
-        raise failure(error) from error
-    typer.echo(text, nl=False)
+    with told():
+        typer.echo(describe(load_trace(file)).to_yaml(), nl=False)
 
 
 app.command()(replay)
@@ -240,10 +237,11 @@ async def _model(url: str, name: str | None) -> str:
 
 def _made(folder: Path) -> Path:
     """Makes it now, and not after minutes of measuring."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise failure(LoadtestError(f"--out {folder}: {error.strerror}")) from error
+    with told():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LoadtestError(f"--out {folder}: {error.strerror}") from error
     return folder
 
 

@@ -1,7 +1,8 @@
 """How commands end that fail: a line, no traceback."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -9,15 +10,17 @@ import typer
 from .errors import LoadtestError
 
 
-def guarded(coroutine: Coroutine[Any, Any, object]) -> None:
-    """Runs to the end; an error of ours is one line and status 2."""
+@contextmanager
+def told() -> Iterator[None]:
+    """An error of ours inside is one line and status 2."""
     try:
-        asyncio.run(coroutine)
+        yield
     except LoadtestError as error:
-        raise failure(error) from error
+        typer.echo(f"tailgate-load: {error}", err=True)
+        raise typer.Exit(2) from error
 
 
-def failure(error: LoadtestError) -> typer.Exit:
-    """What to raise once it is told."""
-    typer.echo(f"tailgate-load: {error}", err=True)
-    return typer.Exit(2)
+def guarded(coroutine: Coroutine[Any, Any, object]) -> None:
+    """Runs to the end; see `told`."""
+    with told():
+        asyncio.run(coroutine)

@@ -4,7 +4,6 @@ Latency counts from the instant at which a request was to be sent. A client that
 much, but its lateness is never taken off a server's figures: no coordinated omission.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from .answer import Answer
 from .client import LoadClient, Messages
 from .demo import steps
 from .errors import LoadtestError
+from .guard import guarded
 from .machine import current_commit, describe_machine
 from .prompts import PromptMaker
 from .report import print_side, save_json
@@ -130,11 +130,7 @@ def replay(
         if out is not None:
             save_json(result | {"requests": [answer.to_dict(side.origin_s) for answer in side.answers]}, out)
 
-    try:
-        asyncio.run(body())
-    except LoadtestError as error:
-        typer.echo(f"tailgate-load: {error}", err=True)
-        raise typer.Exit(2) from error
+    guarded(body())
 
 
 def _result(file: Path, seed: int, planned: Replay, answers: Sequence[Answer]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from ..demo import steps
 from ..errors import LoadtestError
+from ..guard import told
 from ..machine import current_commit
 from ..report import save_json
 from ..traces import Trace, load_trace
@@ -95,8 +96,8 @@ def simulate(
     20 stretches of the trace, with their 95 % interval. Reported are `short` (the 75 % of requests
     with the least work), `middle` and `long` (5 %), or, of several traces, each by its name.
     """
-    console, problems = Console(), _Problems()
-    with problems:
+    console = Console()
+    with told():
         model = load_model(engine)
         rng = rng_for(seed, "workload")
         parts = [_part(text, model, jitter_s, divisor, seed) for text in traces]
@@ -183,8 +184,8 @@ def calibrate_sim(
     then this on measured.json. The first N requests of a run are fitted; the others are predicted, from their lengths
     and arrivals alone. Takes two to ten minutes a run.
     """
-    console, problems = Console(), _Problems()
-    with problems:
+    console = Console()
+    with told():
         runs = load_measured(file)
         if run is not None and run not in runs:
             raise LoadtestError(f"{file}: no run {run}; there are: {', '.join(runs)}")
@@ -212,18 +213,6 @@ def calibrate_sim(
 
 def _pictured(result: Result, group: str) -> dict[str, Any]:
     return {"group": group, "ttft_s": first_token_times(result, group), "timeline": timeline(result, group)}
-
-
-class _Problems:
-    """An error of ours is one line and status 2."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, LoadtestError):
-            typer.echo(f"tailgate-load: {error}", err=True)
-            raise typer.Exit(2) from error
 
 
 def _part(

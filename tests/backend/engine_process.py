@@ -1,15 +1,15 @@
 """`tailgate-backend serve` as a process of its own."""
 
 import os
-import queue
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.support.processes import first_line
 
 START_DEADLINE_S = 120.0
 STOP_DEADLINE_S = 20.0
@@ -35,7 +35,7 @@ def engine_process(*arguments: str) -> Iterator[EngineProcess]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
-        line = _first_line(process)
+        line = first_line(process, START_DEADLINE_S)
         match = re.fullmatch(r"tailgate-backend ready url=(http://127\.0\.0\.1:\d+) model=(\S+)\n", line)
         assert match, f"not a ready line: {line!r}"
         yield EngineProcess(process, match[1], match[2])
@@ -44,11 +44,3 @@ def engine_process(*arguments: str) -> Iterator[EngineProcess]:
             process.terminate()
         status = process.wait(STOP_DEADLINE_S)
     assert status == 0
-
-
-def _first_line(process: subprocess.Popen[str]) -> str:
-    lines: queue.Queue[str] = queue.Queue()
-    stdout = process.stdout
-    assert stdout is not None
-    threading.Thread(target=lambda: lines.put(stdout.readline()), daemon=True).start()
-    return lines.get(timeout=START_DEADLINE_S)

@@ -1,15 +1,14 @@
 """llama.cpp's own server as a process: the package xllamacpp has it inside a Python module."""
 
-import queue
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from backend.weights import embedded_path
+from tests.support.processes import first_line
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 10.0
@@ -42,7 +41,7 @@ def llama_process() -> Iterator[LlamaProcess]:
     """A server that is ready, on a port of its own choice; it ends with its standard input."""
     process = start(0)
     try:
-        yield LlamaProcess(process, _first_line(process).strip())
+        yield LlamaProcess(process, first_line(process, START_DEADLINE_S).strip())
     finally:
         stop(process)
 
@@ -55,11 +54,3 @@ def stop(process: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _first_line(process: subprocess.Popen[str]) -> str:
-    lines: queue.Queue[str] = queue.Queue()
-    stdout = process.stdout
-    assert stdout is not None
-    threading.Thread(target=lambda: lines.put(stdout.readline()), daemon=True).start()
-    return lines.get(timeout=START_DEADLINE_S)

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import queue
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import httpx
@@ -36,6 +38,15 @@ class Process:
         """What it wrote to stderr, to its end."""
         assert self.popen.stderr is not None
         return self.popen.stderr.read()
+
+
+def first_line(process: subprocess.Popen[str], deadline_s: float) -> str:
+    """Of its output, which is a pipe. Raises queue.Empty where none comes in time."""
+    lines: queue.Queue[str] = queue.Queue()
+    stdout = process.stdout
+    assert stdout is not None
+    threading.Thread(target=lambda: lines.put(stdout.readline()), daemon=True).start()
+    return lines.get(timeout=deadline_s)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,8 @@ from pathlib import Path
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from ...cost.process_tree import resident_bytes
+
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _LISTENS = "0A"
 
@@ -58,13 +60,8 @@ async def held(admin_url: str, pid: int, port: int, replica_ports: tuple[int, ..
         {shown: sum_of(page, name) for shown, name in names.items()},
         sum_of(page, "tailgate_tasks"),
         _sockets(pid, port, replica_ports),
-        _rss_bytes(pid),
+        resident_bytes([pid]),
     )
-
-
-def _rss_bytes(pid: int) -> int:
-    pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
-    return int(pages[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _sockets(pid: int, port: int, replica_ports: tuple[int, ...]) -> dict[str, int]:
