@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Self
 
-from policies.dispatch import Admitted, DispatchCore, Rejected
+from policies.dispatch import DispatchCore
 from policies.policy import Policy
 from policies.types import Call, Evict, Outcome, Reason, ReplicaLike, RequestLike, Sample, StopCall, WantCapacity
+from policies.verdict import Admitted, Rejected
 
 from .overload_errors import Evicted, Overloaded
 from .state.port import SharedCapacity

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.config import PolicySpec, build_policy
-from policies.dispatch import Admitted, DispatchCore
+from policies.dispatch import DispatchCore
 from policies.types import Call, Lane, Outcome, RequestLike, Sample
+from policies.verdict import Admitted
 
 from .traces import Trace
 from .workload import rng_for

@@ -8,11 +8,9 @@ A request is offered, waits, and is dispatched as one or more calls. A call hold
 `Call` effect until `call_ended`, whatever happens in between, and gives it back exactly once.
 """
 
-import heapq
 from collections.abc import Collection
-from typing import NamedTuple
 
-from . import appraisal
+from . import appraisal, prefills
 from .absence import Absence
 from .admission.port import QueueLoad
 from .books import Books
@@ -24,7 +22,6 @@ from .lifecycle import Event, LifecycleError, State
 from .policy import Policy
 from .queue import WaitingQueue
 from .selection import Selection
-from .slicing import RunningPrefill
 from .slots import ReplicaSlots
 from .types import (
     Call,
@@ -36,28 +33,11 @@ from .types import (
     ReplicaLike,
     RequestLike,
     Sample,
-    StopCall,
-    WantCapacity,
 )
+from .verdict import Admitted, Rejected, admitted
 
 REFIT_EVERY_S = 60.0
 """How often orderings are fitted to the traffic."""
-
-
-class Admitted(NamedTuple):
-    """The request waits."""
-
-    lane: Lane
-    lane_why: str
-    predicted_output_tokens: int
-    budget_tokens: float
-
-
-class Rejected(NamedTuple):
-    """The request was turned away and is unknown to the core. `retry_after_s` None: waiting doesn't help."""
-
-    reason: Reason
-    retry_after_s: float | None
 
 
 class DispatchCore:
@@ -67,7 +47,7 @@ class DispatchCore:
         self._policy = policy
         self._books = Books()
         self._absence = Absence()
-        self._prefill_ends: list[tuple[float, int]] = []  # heap of (estimated instant, call id)
+        self._prefill_ends = prefills.EstimatedEnds()
         self._drain_rate = DrainRate()
         self._num_offered = 0
         self._num_calls = 0
@@ -93,7 +73,7 @@ class DispatchCore:
         appraisal.enlist(self._policy, job)
         self._books.jobs[request.request_id] = job
         self._join_queue(job)
-        return _admitted(job)
+        return admitted(job)
 
     def recount(self, request: RequestLike, now_s: float) -> Admitted | None:
         """The prompt of a request was estimated and has been counted: the same request, with other prompt tokens.
@@ -118,7 +98,7 @@ class DispatchCore:
         appraisal.classify(self._policy, job)
         self._join_queue(job)
         self._left_lane(job.flow, left_lane)
-        return _admitted(job)
+        return admitted(job)
 
     def cancel(self, request_id: str, now_s: float) -> None:
         """The client left, or the shell gives up. Idempotent; an unknown id is one that has ended.
@@ -227,26 +207,26 @@ class DispatchCore:
             self._policy.ordering.refit(self._policy.traffic.load())
         queue = self._books.queue
         if not (queue.num_requests or self._absence.is_noted):
-            self._end_estimated_prefills(now_s)
-            self._stop_prefills(effects)
+            self._prefill_ends.end_due(now_s, self._books)
+            prefills.stop(self._policy.slicing, self._books, effects)
         else:
             selection = self._selection()
             self._evict_late(now_s, effects)
             self._evict_unservable(selection, now_s, effects)
-            self._end_estimated_prefills(now_s)
-            self._stop_prefills(effects)
+            self._prefill_ends.end_due(now_s, self._books)
+            prefills.stop(self._policy.slicing, self._books, effects)
             while queue.num_requests and (choice := selection.next(now_s)):
                 effects.append(self._dispatch(*choice, now_s))
             if queue.num_requests:
-                self._want_capacity(selection, effects)
+                selection.want_capacity(effects)
         self._policy.traffic.polled(now_s, queue.num_requests, len(self._books.calls))
         return effects
 
     def next_wakeup_s(self) -> float | None:
         """The next instant at which `poll` might do something without further input; None: none."""
         instants = self._absence.ends_s(self._policy.no_replica_grace_s)
-        if self._prefill_ends:
-            instants.append(self._prefill_ends[0][0])
+        if (prefill_end_s := self._prefill_ends.next_s) is not None:
+            instants.append(prefill_end_s)
         if not self._books.queue.num_requests:
             return min(instants, default=None)
         for jobs, max_wait_s in (
@@ -343,23 +323,6 @@ class DispatchCore:
                 if job.pool in given_up:
                     self._evict(job, Reason.NO_REPLICA, effects)
 
-    def _end_estimated_prefills(self, now_s: float) -> None:
-        while self._prefill_ends and self._prefill_ends[0][0] <= now_s:
-            job = self._books.calls.get(heapq.heappop(self._prefill_ends)[1])
-            if job is not None and job.call is not None:
-                self._books.replicas[job.call.replica_id].prefill_ended(job.call)
-
-    def _stop_prefills(self, effects: list[Effect]) -> None:
-        running = (  # lazily: most policies never look
-            RunningPrefill(call.call_id, job.request, call.replica_id, call.slice_end_tokens)
-            for job in self._books.calls.values()
-            if (call := job.call) is not None and job.state is State.CALLING
-        )
-        for call_id in tuple(self._policy.slicing.stop(running, self._books.queue.num_requests > 0)):
-            job, call = self._books.running(call_id)
-            job.move(Event.STOP)
-            effects.append(StopCall(call_id, job.request.request_id, call.replica_id))
-
     def _dispatch(self, job: Job, room: list[ReplicaSlots], now_s: float) -> Call:
         policy, request = self._policy, job.request
         replica_id, why = policy.routing.pick(request, [slots.load() for slots in room])
@@ -380,8 +343,7 @@ class DispatchCore:
             num_beside=len(slots.calls) + 1,
         )
         if not request.streams:
-            prefill_end_s = now_s + policy.cost.prefill_s(replica_id, call.ahead_tokens)
-            heapq.heappush(self._prefill_ends, (prefill_end_s, call.call_id))
+            self._prefill_ends.expect(call, now_s + policy.cost.prefill_s(replica_id, call.ahead_tokens))
         policy.turns.flows.charge(job.flow, prefill_tokens, 0)
         if job.charged_to is None:
             lanes = policy.turns.lanes(job.flow)
@@ -401,19 +363,3 @@ class DispatchCore:
             return Reason.NO_REPLICA
         passed = job.request.arrival_s < self._latest_arrival_dispatched_s
         return Reason.LANE if passed else Reason.CAPACITY
-
-    def _want_capacity(self, selection: Selection, effects: list[Effect]) -> None:
-        """Asks for what the heads of the queue need beyond the grants; once, until a grant comes."""
-        if all(slots.granted_tokens is None for slots in self._books.replicas.values()):
-            return
-        queue = self._books.queue
-        for job in [job for flow in queue.flows() for lane in queue.lanes(flow) for job in queue.heads(flow, lane)]:
-            for slots in selection.under_caps(job):
-                tokens = slots.in_flight_tokens + job.slot_tokens
-                if not slots.is_granted(job.slot_tokens) and tokens > slots.asked_tokens:
-                    slots.asked_tokens = tokens
-                    effects.append(WantCapacity(slots.replica.replica_id, tokens, (job.key, float(job.seq))))
-
-
-def _admitted(job: Job) -> Admitted:
-    return Admitted(job.lane, job.lane_why, job.predicted_output_tokens, job.budget_tokens)

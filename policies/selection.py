@@ -7,7 +7,7 @@ from .job import Job, PoolKey
 from .policy import Policy
 from .queue import WaitingQueue
 from .slots import ReplicaSlots
-from .types import Lane
+from .types import Effect, Lane, WantCapacity
 
 _TURN_LANES = tuple(lane for lane in Lane if lane is not Lane.BACKGROUND)
 
@@ -153,3 +153,15 @@ class Selection:
                 admission.max_prefill_tokens(slots.replica),
             )
         ]
+
+    def want_capacity(self, effects: list[Effect]) -> None:
+        """Asks for what the heads of the queue need beyond the grants; once, until a grant comes."""
+        if all(slots.granted_tokens is None for slots in self._replicas.values()):
+            return
+        queue = self._queue
+        for job in [job for flow in queue.flows() for lane in queue.lanes(flow) for job in queue.heads(flow, lane)]:
+            for slots in self.under_caps(job):
+                tokens = slots.in_flight_tokens + job.slot_tokens
+                if not slots.is_granted(job.slot_tokens) and tokens > slots.asked_tokens:
+                    slots.asked_tokens = tokens
+                    effects.append(WantCapacity(slots.replica.replica_id, tokens, (job.key, float(job.seq))))

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.config import PolicySpec, build_policy
-from policies.dispatch import Admitted, DispatchCore
+from policies.dispatch import DispatchCore
 from policies.types import Call, Lane, Outcome, Sample
+from policies.verdict import Admitted
 
 from ..workload import rng_for
 from .bar import Bar, at_most

@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from policies.dispatch import DispatchCore, Rejected
+from policies.dispatch import DispatchCore
 from policies.types import Call, Effect, Evict, Outcome, Reason, ReplicaLike, Sample, StopCall, WantCapacity
+from policies.verdict import Rejected
 
 from .events import EventQueue, Phase
 from .replica import SimReplica

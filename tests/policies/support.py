@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from policies.config import PolicySpec, build_policy
-from policies.dispatch import Admitted, DispatchCore
+from policies.dispatch import DispatchCore
 from policies.types import Call, Effect, Evict, Lane, Outcome, Sample, WantCapacity
+from policies.verdict import Admitted
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from policies.config import PolicySpec, build_policy
-from policies.dispatch import Admitted, DispatchCore, Rejected
+from policies.dispatch import DispatchCore
 from policies.lifecycle import LifecycleError
 from policies.slicing import RunningPrefill
 from policies.types import Call, Evict, Lane, Outcome, Reason, RequestLike, Sample, StopCall, WantCapacity
+from policies.verdict import Admitted, Rejected
 from tests.policies.support import FakeReplica, FakeRequest, calls, make_core, offer, only_call
 
 ONE_AT_A_TIME = FakeReplica(max_prefill_tokens=1)

@@ -1,0 +1,43 @@
+"""Prompts that are being computed on replicas: when they are thought to be done, and which are to be stopped."""
+
+import heapq
+
+from .books import Books
+from .job import RunningCall
+from .lifecycle import Event, State
+from .slicing import RunningPrefill, Slicing
+from .types import Effect, StopCall
+
+
+class EstimatedEnds:
+    """When calls that don't report a first token are thought to have computed their prompts."""
+
+    def __init__(self) -> None:
+        self._ends: list[tuple[float, int]] = []  # heap of (instant, call id)
+
+    @property
+    def next_s(self) -> float | None:
+        return self._ends[0][0] if self._ends else None
+
+    def expect(self, call: RunningCall, end_s: float) -> None:
+        heapq.heappush(self._ends, (end_s, call.call_id))
+
+    def end_due(self, now_s: float, books: Books) -> None:
+        """Those whose instant has come hold nothing of their replica's prefill bound any more."""
+        while self._ends and self._ends[0][0] <= now_s:
+            job = books.calls.get(heapq.heappop(self._ends)[1])
+            if job is not None and job.call is not None:
+                books.replicas[job.call.replica_id].prefill_ended(job.call)
+
+
+def stop(slicing: Slicing, books: Books, effects: list[Effect]) -> None:
+    """Stops the prefills that are to go on in slices."""
+    running = (  # lazily: most policies never look
+        RunningPrefill(call.call_id, job.request, call.replica_id, call.slice_end_tokens)
+        for job in books.calls.values()
+        if (call := job.call) is not None and job.state is State.CALLING
+    )
+    for call_id in tuple(slicing.stop(running, books.queue.num_requests > 0)):
+        job, call = books.running(call_id)
+        job.move(Event.STOP)
+        effects.append(StopCall(call_id, job.request.request_id, call.replica_id))

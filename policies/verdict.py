@@ -1,0 +1,26 @@
+"""What becomes of a request that is offered."""
+
+from typing import NamedTuple
+
+from .job import Job
+from .types import Lane, Reason
+
+
+class Admitted(NamedTuple):
+    """The request waits."""
+
+    lane: Lane
+    lane_why: str
+    predicted_output_tokens: int
+    budget_tokens: float
+
+
+class Rejected(NamedTuple):
+    """The request was turned away and is unknown to the core. `retry_after_s` None: waiting doesn't help."""
+
+    reason: Reason
+    retry_after_s: float | None
+
+
+def admitted(job: Job) -> Admitted:
+    return Admitted(job.lane, job.lane_why, job.predicted_output_tokens, job.budget_tokens)
