@@ -114,6 +114,7 @@ class PolicyConfig(Section):
     flows: str = DEFAULT_POLICY.flows
     lanes: str = DEFAULT_POLICY.lanes
     admission: str = DEFAULT_POLICY.admission
+    shedding: str = DEFAULT_POLICY.shedding
     routing: str = DEFAULT_POLICY.routing
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
@@ -123,6 +124,7 @@ class PolicyConfig(Section):
             flows=self.flows,
             lanes=self.lanes,
             admission=self.admission,
+            shedding=self.shedding,
             routing=self.routing,
             options=self.options,
         )

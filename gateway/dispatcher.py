@@ -163,7 +163,8 @@ class Place:
         if isinstance(decision, Rejected):
             # The caller has found the model to exist: without a replica that lists it now, waiting may help.
             is_unserved = decision.reason is Reason.UNKNOWN_MODEL
-            raise Overloaded(Reason.NO_REPLICA if is_unserved else decision.reason, decision.retry_after_s)
+            reason = Reason.NO_REPLICA if is_unserved else decision.reason
+            raise Overloaded(reason, decision.retry_after_s, lane=decision.lane)
         self.admitted = decision
         return self
 

@@ -11,7 +11,7 @@ import math
 
 import orjson
 
-from policies.types import Reason
+from policies.types import Lane, Reason
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -45,6 +45,8 @@ class GatewayError(Exception):
     code: str | None = "internal_error"
     outcome = "failed"
     closes = False
+    lane: Lane | None = None
+    """The one that the request would have been in."""
 
     def __init__(
         self,

@@ -158,6 +158,8 @@ class Handler:
         record.outcome, record.status = error.outcome, route.errors.status(error)
         if error.reason is not None:
             record.reason = error.reason
+        if error.lane is not None:
+            record.lane = error.lane
         body = route.errors.body(error)
         headers = [*error.headers(), (b"content-length", b"%d" % len(body)), *record.headers()]
         await send({"type": "http.response.start", "status": record.status, "headers": headers})
@@ -195,7 +197,7 @@ class Handler:
                     counted = await self._count(fields, model, serving, record, waits=key.limits_tokens)
                     quota.reserve(record.prompt_tokens or 0, fields.max_output_tokens)
                 record.enter(Layer.QUEUE, self._clock())
-                request = self._request(fields, model, feature, record)
+                request = self._request(fields, model, feature, len(body), record)
                 sending = Sending(
                     client,
                     send,
@@ -256,7 +258,7 @@ class Handler:
         check_length(counted, longest_tokens, model)
         return counted
 
-    def _request(self, fields: RequestFields, model: str, feature: str, record: Record) -> Request:
+    def _request(self, fields: RequestFields, model: str, feature: str, body_bytes: int, record: Record) -> Request:
         return Request(
             request_id=record.request_id,
             arrival_s=record.arrival_s,
@@ -270,4 +272,5 @@ class Handler:
             streams=fields.stream,
             deadline_s=record.arrival_s + self._bounds.queue_s,
             feature=feature,
+            body_bytes=body_bytes,
         )

@@ -75,8 +75,8 @@ class Metrics:
         self._requests = self._counters("tailgate_requests_total", "Finished requests.", ["route", "lane", "outcome"])
         self._turned_away = self._counters(
             "tailgate_requests_turned_away_total",
-            "Requests rejected before queueing or evicted from the queue, by reason.",
-            ["outcome", "reason"],
+            "Requests rejected before queueing or evicted from the queue, by lane and reason.",
+            ["lane", "outcome", "reason"],
         )
         self._retries = self._counters("tailgate_retries_total", "Calls to replicas beyond each request's first.", [])
         self._layers = self._histograms(
@@ -177,7 +177,7 @@ class Metrics:
         outcome, output_tokens = record.outcome, record.output_tokens
         self._requests.at(record.route, of.name, outcome).add()
         if outcome in ("rejected", "evicted"):
-            self._turned_away.at(outcome, record.reason or "unknown").add()
+            self._turned_away.at(of.name, outcome, record.reason or "unknown").add()
         if record.attempt > 1:
             self._retries.at().add(record.attempt - 1)
         layers = of.layers

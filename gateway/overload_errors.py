@@ -1,7 +1,7 @@
 """Requests that are understood and not served, because there is no room, no replica or no time left for them."""
 # ruff: noqa: N818  (named after what happened, as in `errors`)
 
-from policies.types import Reason
+from policies.types import Lane, Reason
 
 from .errors import GatewayError
 
@@ -23,7 +23,9 @@ class Overloaded(GatewayError):
 
     outcome = "rejected"
 
-    def __init__(self, reason: Reason, retry_after_s: float | None = None, *, closes: bool = False) -> None:
+    def __init__(
+        self, reason: Reason, retry_after_s: float | None = None, *, closes: bool = False, lane: Lane | None = None
+    ) -> None:
         super().__init__(
             f"The request was not served: {_WHY[reason]}.",
             code=str(reason).replace("-", "_"),
@@ -31,6 +33,7 @@ class Overloaded(GatewayError):
             retry_after_s=_DEFAULT_RETRY_AFTER_S if retry_after_s is None else retry_after_s,
         )
         self.closes = closes
+        self.lane = lane
         if reason in _RATE_LIMITED:
             self.status, self.type = 429, "rate_limit_error"
         else:

@@ -21,3 +21,4 @@ class Request(NamedTuple):
     num_choices: int = 1
     adapter: str | None = None
     feature: str | None = None
+    body_bytes: int = 0

@@ -45,6 +45,7 @@ class SlotRequest:
     num_choices: int = 1
     streams: bool = True
     deadline_s: float | None = None
+    body_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

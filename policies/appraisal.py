@@ -20,12 +20,17 @@ def classify(policy: Policy, job: Job) -> LaneDecision:
     """Put it into a lane and in order there; nobody learns anything from it, since a request counts once."""
     decision = policy.lanes.classify(job.request, job.budget_tokens)
     job.lane, job.lane_why = decision.lane, decision.why
+    if job.ruling.lane is not None:
+        job.lane, job.lane_why = job.ruling.lane, "downgraded: more comes than can be served"
     order(policy, job)
     return decision
 
 
 def enlist(policy: Policy, job: Job) -> None:
-    """Put it into a lane and in order there, and learn from it."""
+    """Put it into a lane and in order there, and learn from it: also from one that is turned away then.
+
+    Else the cuts would follow what overload leaves, and lanes would narrow step by step.
+    """
     decision = classify(policy, job)
     policy.lanes.observe(decision, job.request, job.budget_tokens)
     policy.traffic.arrived(job.request.arrival_s)
@@ -33,7 +38,7 @@ def enlist(policy: Policy, job: Job) -> None:
 
 def order(policy: Policy, job: Job) -> None:
     """Give it the key that it waits with."""
-    job.key = policy.ordering.key(arrival_s=job.request.arrival_s, cost_s=job.cost_s)
+    job.key = policy.ordering.key(arrival_s=job.request.arrival_s + job.ruling.defer_s, cost_s=job.cost_s)
 
 
 def time(policy: Policy, call: RunningCall, num_beside: int, sample: Sample) -> None:

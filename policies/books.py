@@ -63,6 +63,10 @@ class Books:
         waiting = self.queue.jobs()
         assert len(waiting) == self.queue.num_requests == sum(self.queued_by_lane().values())
         assert sum(job.slot_tokens for job in waiting) == self.queue.num_tokens
+        assert sum(job.request.body_bytes for job in waiting) == self.queue.num_bytes
+        for lane in Lane:
+            work_s = sum(job.cost_s for job in waiting if job.lane is lane)
+            assert abs(self.queue.work_s_in_lane(lane) - work_s) <= 1e-6 * (1.0 + work_s)
         assert {job.request.request_id for job in waiting} == {
             request_id for request_id, job in self.jobs.items() if job.state is State.WAITING
         }

@@ -15,10 +15,13 @@ from .ordering.aged_sjf import AgedSjf
 from .ordering.boost import Boost
 from .ordering.fcfs import Fcfs
 from .ordering.port import Ordering
+from .queue_bounds import QueueBounds
 from .registry import Option, Part, Registry
 from .routing.least_tokens import LeastTokens
 from .routing.port import Routing
 from .routing.round_robin import RoundRobin
+from .shedding.bounds import BoundsOnly
+from .shedding.port import Shedding
 from .types import Lane
 
 
@@ -99,14 +102,26 @@ ADMISSIONS: Registry[Admission] = Registry(
                 "prefill_tokens": Option(
                     8192, "prompt tokens awaiting their first token at which no call starts", at_least=1, whole=True
                 ),
-                "max_queued_requests": Option(10_000, "more are turned away", at_least=0, whole=True),
-                "max_queued_tokens": Option(50_000_000, "more are turned away", at_least=0, whole=True),
             },
         ),
     ],
 )
 
+SHEDDINGS: Registry[Shedding] = Registry("shedding", [Part("bounds", BoundsOnly)])
+
 ROUTINGS: Registry[Routing] = Registry("routing", [Part("least-tokens", LeastTokens), Part("round-robin", RoundRobin)])
+
+QUEUE = Part(
+    "queue",
+    QueueBounds,
+    {
+        "max_requests": Option(10_000, "more are turned away", at_least=0, whole=True),
+        "max_tokens": Option(
+            50_000_000, "prompt + predicted output tokens; more are turned away", at_least=0, whole=True
+        ),
+        "max_bytes": Option(268_435_456, "of bodies held meanwhile; more are turned away", at_least=0, whole=True),
+    },
+)
 
 BACKGROUND = Part(
     "background",

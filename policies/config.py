@@ -4,7 +4,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from .builtin import ADMISSIONS, BACKGROUND, COST, FLOWS, LANE_CUTS, ORDERINGS, OUTPUT, ROUTINGS, TURNS, WAIT
+from .builtin import (
+    ADMISSIONS,
+    BACKGROUND,
+    COST,
+    FLOWS,
+    LANE_CUTS,
+    ORDERINGS,
+    OUTPUT,
+    QUEUE,
+    ROUTINGS,
+    SHEDDINGS,
+    TURNS,
+    WAIT,
+)
 from .fairness.turns import Turns
 from .policy import Policy
 from .registry import Part, PolicyConfigError, PolicyProblem, Registry, Value
@@ -20,10 +33,11 @@ ROLES: Mapping[str, Registry[Any]] = {
     "flows": FLOWS,
     "lanes": TURNS,
     "admission": ADMISSIONS,
+    "shedding": SHEDDINGS,
     "routing": ROUTINGS,
 }
 """Role → the parts that can play it."""
-ALWAYS: tuple[Part[Any], ...] = (COST, OUTPUT, LANE_CUTS, BACKGROUND, WAIT)
+ALWAYS: tuple[Part[Any], ...] = (COST, OUTPUT, LANE_CUTS, QUEUE, BACKGROUND, WAIT)
 """Parts of every policy, whatever plays the roles."""
 
 
@@ -38,13 +52,14 @@ class PolicySpec:
     flows: str = "vtc"
     lanes: str = "drr"
     admission: str = "fixed"
+    shedding: str = "bounds"
     routing: str = "least-tokens"
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """Short, stable, without options: for headers, metrics and logs."""
-        return "+".join((self.flows, self.lanes, self.ordering, self.admission, self.routing))
+        return "+".join((self.flows, self.lanes, self.ordering, self.admission, self.shedding, self.routing))
 
 
 def effective_options(spec: PolicySpec) -> dict[str, dict[str, Value]]:
@@ -87,6 +102,8 @@ def build_policy(spec: PolicySpec) -> Policy:
         ordering=made(ORDERINGS.get(spec.ordering)),
         turns=Turns(made(FLOWS.get(spec.flows)), lambda: made(TURNS.get(spec.lanes))),
         admission=made(ADMISSIONS.get(spec.admission)),
+        shedding=made(SHEDDINGS.get(spec.shedding)),
+        queue_bounds=made(QUEUE),
         routing=made(ROUTINGS.get(spec.routing)),
         lanes=made(LANE_CUTS),
         background=made(BACKGROUND),

@@ -10,11 +10,9 @@ A request is offered, waits, and is dispatched as one or more calls. A call hold
 
 from collections.abc import Collection
 
-from . import appraisal, prefills
+from . import appraisal, entrance, prefills
 from .absence import Absence
-from .admission.port import QueueLoad
 from .books import Books
-from .drain_rate import DrainRate
 from .estimate.timing import ReplicaTiming
 from .fairness.flows import FlowKey
 from .job import Job, RunningCall
@@ -22,6 +20,7 @@ from .lifecycle import Event, LifecycleError, State
 from .policy import Policy
 from .queue import WaitingQueue
 from .selection import Selection
+from .shedding.port import ADMIT
 from .slots import ReplicaSlots
 from .types import (
     Call,
@@ -48,7 +47,6 @@ class DispatchCore:
         self._books = Books()
         self._absence = Absence()
         self._prefill_ends = prefills.EstimatedEnds()
-        self._drain_rate = DrainRate()
         self._num_offered = 0
         self._num_calls = 0
         self._latest_arrival_dispatched_s = float("-inf")
@@ -66,11 +64,14 @@ class DispatchCore:
         self._num_offered += 1
         job = Job(request, self._num_offered)
         appraisal.estimate(self._policy, job)
-        load = QueueLoad(self._books.queue.num_requests, self._books.queue.num_tokens)
-        reason = self._policy.admission.turn_away(request, job.slot_tokens, load)
-        if reason and not self._can_go_at_once(job):
-            return Rejected(reason, self._drain_rate.seconds_for(self._books.queue.num_requests))
         appraisal.enlist(self._policy, job)
+        ruling = entrance.ruling(self._policy, self._books.queue, job)
+        if ruling is not ADMIT and not self._can_go_at_once(job):
+            if ruling.reason is not None:
+                retry_after_s = entrance.retry_after_s(self._policy, self._books.queue)
+                return Rejected(ruling.reason, retry_after_s, job.lane)
+            job.ruling = ruling
+            appraisal.classify(self._policy, job)
         self._books.jobs[request.request_id] = job
         self._join_queue(job)
         return admitted(job)
@@ -145,7 +146,6 @@ class DispatchCore:
         job.move(event)
         num_beside = len(self._books.replicas[call.replica_id].calls)
         self._books.end(job, call)
-        self._drain_rate.ended(now_s)
         if job.state is State.WAITING:
             if call.slice_end_tokens is not None and outcome is Outcome.SUCCESS:
                 job.computed_tokens = call.slice_end_tokens
@@ -306,7 +306,7 @@ class DispatchCore:
         self._leave_queue(job)
         job.move(Event.EVICT)
         del self._books.jobs[job.request.request_id]
-        retry_after_s = self._drain_rate.seconds_for(self._books.queue.num_requests)
+        retry_after_s = entrance.retry_after_s(self._policy, self._books.queue)
         effects.append(Evict(job.request.request_id, reason, retry_after_s))
 
     def _evict_late(self, now_s: float, effects: list[Effect]) -> None:

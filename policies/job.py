@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from .fairness.flows import FlowKey
 from .fairness.port import LaneTurns
 from .lifecycle import Event, State, after
+from .shedding.port import ADMIT, Ruling
 from .types import Lane, RequestLike
 
 PoolKey = tuple[str, str | None, str | None, frozenset[str]]
@@ -44,6 +45,7 @@ class Job:
         "pool",
         "predicted_output_tokens",
         "request",
+        "ruling",
         "seq",
         "state",
         "ticket",
@@ -57,6 +59,7 @@ class Job:
         self.flow: FlowKey = ("", "")
         self.lane = Lane.STANDARD
         self.lane_why = ""
+        self.ruling: Ruling = ADMIT  # what is to become of it under overload
         self.cost_s = 0.0
         self.budget_tokens = 0.0
         self.predicted_output_tokens = 0

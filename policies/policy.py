@@ -9,7 +9,9 @@ from .fairness.background import BackgroundClaim
 from .fairness.turns import Turns
 from .lanes import BudgetLanes
 from .ordering.port import Ordering
+from .queue_bounds import QueueBounds
 from .routing.port import Routing
+from .shedding.port import Shedding
 from .slicing import Slicing
 from .traffic import Traffic
 
@@ -22,6 +24,8 @@ class Policy:
     ordering: Ordering
     turns: Turns
     admission: Admission
+    shedding: Shedding
+    queue_bounds: QueueBounds
     routing: Routing
     lanes: BudgetLanes
     background: BackgroundClaim

@@ -32,6 +32,8 @@ class WaitingQueue:
         """The job that waits, if it came into an empty queue and is alone still."""
         self.num_requests = 0
         self.num_tokens = 0
+        self.num_bytes = 0
+        self._work_s_by_lane = dict.fromkeys(Lane, 0.0)
 
     def add(self, job: Job) -> None:
         if not self.num_requests:
@@ -44,6 +46,8 @@ class WaitingQueue:
         self._num_by_lane[job.lane] += 1
         self.num_requests += 1
         self.num_tokens += job.slot_tokens
+        self.num_bytes += job.request.body_bytes
+        self._work_s_by_lane[job.lane] += job.cost_s
 
     def _push(self, job: Job) -> None:
         job.ticket += 1
@@ -63,10 +67,15 @@ class WaitingQueue:
         self._num_in[flow, lane, pool] = self._num_in.get((flow, lane, pool), 0) + 1
 
     def remove(self, job: Job) -> None:
-        """Takes a waiting job out; its flow, lane, pool and slot tokens must be those it was added with."""
+        """Takes a waiting job out; what the queue knows of it must be as when it was added."""
         self._num_by_lane[job.lane] -= 1
         self.num_requests -= 1
         self.num_tokens -= job.slot_tokens
+        self.num_bytes -= job.request.body_bytes
+        # Exactly 0 where nothing waits: what rounding leaves must not add up.
+        self._work_s_by_lane[job.lane] = (
+            self._work_s_by_lane[job.lane] - job.cost_s if self._num_by_lane[job.lane] else 0.0
+        )
         if self.only is not None:
             self.only = None
             return
@@ -95,6 +104,15 @@ class WaitingQueue:
 
     def num_in_lane(self, lane: Lane) -> int:
         return self._num_by_lane[lane]
+
+    @property
+    def work_s(self) -> float:
+        """What all that waits is expected to cost."""
+        return sum(self._work_s_by_lane.values())
+
+    def work_s_in_lane(self, lane: Lane) -> float:
+        """What those that wait there are expected to cost."""
+        return self._work_s_by_lane[lane]
 
     def pools(self) -> Collection[PoolKey]:
         """Every pool in which something waits."""

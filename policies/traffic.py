@@ -81,16 +81,20 @@ class Traffic:
         before = square if self._square_error is None else self._square_error
         self._square_error = before + (square - before) * _ERROR_WEIGHT
 
+    @property
+    def capacity(self) -> float:
+        """As `Load.capacity`; O(1)."""
+        if self._backlogged_s >= _MIN_BACKLOG_S and self._served_s > 0.0:
+            return self._served_s / self._backlogged_s
+        return float(self._most_in_flight)
+
     def load(self) -> Load:
         """O(512)."""
         arrivals_s = self._arrivals_s
         span_s = arrivals_s[-1] - arrivals_s[0] if arrivals_s else 0.0
-        capacity = float(self._most_in_flight)
-        if self._backlogged_s >= _MIN_BACKLOG_S and self._served_s > 0.0:
-            capacity = self._served_s / self._backlogged_s
         return Load(
             rate_per_s=(len(arrivals_s) - 1) / span_s if span_s > 0.0 else 0.0,
             costs_s=tuple(self._costs_s),
-            capacity=capacity,
+            capacity=self.capacity,
             log_error=None if self._square_error is None else math.sqrt(self._square_error),
         )

@@ -99,6 +99,11 @@ class RequestLike(Protocol):
         """Instant by which the request must have been dispatched; past it the core evicts it (QUEUE_TIMEOUT)."""
         ...
 
+    @property
+    def body_bytes(self) -> int:
+        """What the shell keeps in memory of it while it waits; 0 where there is nothing."""
+        ...
+
 
 class ReplicaLike(Protocol):
     """An upstream server as scheduling sees it."""

@@ -16,10 +16,14 @@ class Admitted(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """The request was turned away and is unknown to the core. `retry_after_s` None: waiting doesn't help."""
+    """The request was turned away and is unknown to the core.
+
+    `retry_after_s` None: waiting doesn't help. `lane`: the one it would have been in; None where it didn't come so far.
+    """
 
     reason: Reason
     retry_after_s: float | None
+    lane: Lane | None = None
 
 
 def admitted(job: Job) -> Admitted:

@@ -32,6 +32,7 @@ class _Request:
     num_choices: int = 1
     streams: bool = True
     deadline_s: float | None = None
+    body_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def decision_bar() -> Bar:
     """P99 over 2,000 decisions of the default policy: a call ends, and `poll` says what starts, with a new request
     offered each time so that 10,000 keep waiting. Processor time: what other processes take does not count."""
     rng = rng_for("decision")
-    core = DispatchCore(build_policy(PolicySpec(options={"fixed": {"max_queued_requests": 2 * NUM_WAITING}})))
+    core = DispatchCore(build_policy(PolicySpec(options={"queue": {"max_requests": 2 * NUM_WAITING}})))
     core.replica_changed(_Replica(), 0.0)
     core.capacity_granted("r1", None, 0.0)
     now_s = 0.0

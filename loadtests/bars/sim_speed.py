@@ -51,9 +51,7 @@ def _run(traces: Path, num_requests: int, num_replicas: int, on_step: OnStep) ->
         max_in_flight_tokens=model.capacity_tokens,
         max_in_flight_requests=model.max_num_seqs,
     )
-    contender = Contender(
-        "default", lambda: build_policy(PolicySpec(options={"fixed": {"max_queued_requests": 10**9}}))
-    )
+    contender = Contender("default", lambda: build_policy(PolicySpec(options={"queue": {"max_requests": 10**9}})))
     study = Study(parted(mixed, ["all"]), (contender,), setup, costs, capacity_work_per_s(model, trace, costs), seed=1)
     advance = on_step(f"simulating {num_replicas} engines", num_requests)
     began_s = time.process_time()

@@ -113,7 +113,7 @@ class _TrueLengths(OutputQuantiles):
 def _oracle_sjf(costs: Costs, options: Mapping[str, Mapping[str, Any]] | None) -> Policy:
     given = options or {}
     cost = {"prefill_s_per_token": costs.prompt_token_s, "decode_s_per_token": costs.output_token_s}
-    kept = {name: given[name] for name in ("fixed",) if name in given}
+    kept = {name: given[name] for name in ("fixed", "queue") if name in given}
     spec = PolicySpec(
         ordering="aged-sjf",
         flows="one-flow",

@@ -31,5 +31,6 @@ class SimRequest:
     num_choices: int = 1
     streams: bool = True
     deadline_s: float | None = None
+    body_bytes: int = 0
     priority: int = 0
     chunk_ids: tuple[int, ...] = ()

@@ -1,7 +1,6 @@
 """Fixed caps, in tokens."""
 
-from ..types import Reason, ReplicaLike, RequestLike
-from .port import QueueLoad
+from ..types import ReplicaLike
 
 
 class FixedCaps:
@@ -14,25 +13,9 @@ class FixedCaps:
 
     name = "fixed"
 
-    def __init__(
-        self,
-        *,
-        in_flight_tokens: int,
-        prefill_tokens: int,
-        max_queued_requests: int,
-        max_queued_tokens: int,
-    ) -> None:
+    def __init__(self, *, in_flight_tokens: int, prefill_tokens: int) -> None:
         self._in_flight_tokens = in_flight_tokens
         self._prefill_tokens = prefill_tokens
-        self._max_queued_requests = max_queued_requests
-        self._max_queued_tokens = max_queued_tokens
-
-    def turn_away(self, request: RequestLike, slot_tokens: int, queue: QueueLoad) -> Reason | None:
-        if queue.num_requests >= self._max_queued_requests:
-            return Reason.QUEUE_FULL
-        if queue.num_requests and queue.num_tokens + slot_tokens > self._max_queued_tokens:
-            return Reason.QUEUE_FULL
-        return None
 
     def max_in_flight_tokens(self, replica: ReplicaLike) -> int:
         own_tokens = replica.max_in_flight_tokens

@@ -1,24 +1,13 @@
-"""The port: how much may be in flight, and who is turned away."""
+"""The port: how much may be in flight on a replica."""
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from ..types import Reason, ReplicaLike, RequestLike
-
-
-class QueueLoad(NamedTuple):
-    """What waits."""
-
-    num_requests: int
-    num_tokens: int
+from ..types import ReplicaLike
 
 
 class Admission(Protocol):
     @property
     def name(self) -> str: ...
-
-    def turn_away(self, request: RequestLike, slot_tokens: int, queue: QueueLoad) -> Reason | None:
-        """Why this request may not join the queue; None: it may."""
-        ...
 
     def max_in_flight_tokens(self, replica: ReplicaLike) -> int:
         """Prompt + predicted output tokens that may be in flight there. One request alone is always let in."""

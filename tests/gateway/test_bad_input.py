@@ -163,7 +163,7 @@ async def test_no_header_value_repeats_what_the_client_sent() -> None:
 async def test_a_full_queue_and_a_wait_that_is_too_long() -> None:
     """429 when the queue is full, 503 when the wait was too long, both with Retry-After and the reason."""
     options: dict[str, Any] = {
-        "policy": {"options": {"fixed": {"in_flight_tokens": 1, "max_queued_requests": 1}}},
+        "policy": {"options": {"fixed": {"in_flight_tokens": 1}, "queue": {"max_requests": 1}}},
         "timeouts": {"queue_s": 0.2},
     }
     async with FakeReplica(hangs()) as replica, gateway_for(replica, **options) as gateway:

@@ -71,7 +71,7 @@ def test_settings_arrive() -> None:
     assert (replica.max_in_flight_requests, replica.models) == (3, ("m1",))
     assert replica.authorization is not None
     assert replica.authorization.get_secret_value() == "Bearer sk-b"
-    assert config.policy.options == {"fixed": {"max_queued_requests": 5}, "background": {"max_wait_s": 4.0}}
+    assert config.policy.options == {"queue": {"max_requests": 5}, "background": {"max_wait_s": 4.0}}
     assert (config.timeouts.queue_s, config.timeouts.drain_s) == (2.0, 8.0)
     assert (config.timeouts.head_s, config.timeouts.receive_s) == (2.0, 1.0)
     assert (config.limits.max_attempts, config.limits.max_body_bytes) == (1, 16 * 2**20)

@@ -372,7 +372,7 @@ class TestEveryWayOut:
     async def test_turned_away_by_the_queue(self, tmp_path: Path) -> None:
         """A full queue, and one that waited too long: neither was served."""
         options: dict[str, Any] = {
-            "policy": {"options": {"fixed": {"in_flight_tokens": 1, "max_queued_requests": 1}}},
+            "policy": {"options": {"fixed": {"in_flight_tokens": 1}, "queue": {"max_requests": 1}}},
             "timeouts": {"queue_s": 30.0},
         }
         clock = Clock()
@@ -546,7 +546,7 @@ async def test_hundreds_of_requests_cut_at_random_leave_nothing(
         "max_in_flight_tokens": 6000,
     }
     options: dict[str, Any] = {
-        "policy": {"options": {"fixed": {"in_flight_tokens": 3000, "max_queued_requests": 10}}},
+        "policy": {"options": {"fixed": {"in_flight_tokens": 3000}, "queue": {"max_requests": 10}}},
     }
     async with (
         FakeReplica(behave) as left,

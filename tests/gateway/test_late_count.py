@@ -249,7 +249,7 @@ async def test_a_running_request_holds_what_it_really_takes() -> None:
 async def test_the_count_of_a_request_that_is_over_is_dropped() -> None:
     """Answered, gone, or turned away: what comes then changes nothing."""
     limits: dict[str, Any] = {
-        "policy": {"options": {"fixed": {"max_queued_requests": 1}}},
+        "policy": {"options": {"queue": {"max_requests": 1}}},
         "replica": {"max_prefill_tokens": 1},
     }
     async with FakeReplica(hangs()) as replica, gateway_for(replica, **limits) as gateway:

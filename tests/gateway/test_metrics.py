@@ -74,14 +74,19 @@ def test_a_record_is_counted_once_everywhere() -> None:
     assert value(metrics, "tailgate_output_prediction_error_ratio_sum", **lane) == 0.5
 
 
-def test_those_turned_away_are_counted_by_reason() -> None:
+def test_those_turned_away_are_counted_by_lane_and_reason() -> None:
     """Rejected before queueing or evicted from the queue; a client that left says nothing about predictions."""
     metrics = Metrics()
     metrics.observe(finished(outcome="rejected", reason="queue-full"))
     metrics.observe(finished(outcome="evicted", reason="queue-timeout", lane=Lane.LONG))
     metrics.observe(finished(outcome="client-left", output_tokens=5, predicted_output_tokens=500))
-    assert value(metrics, "tailgate_requests_turned_away_total", outcome="rejected", reason="queue-full") == 1
-    assert value(metrics, "tailgate_requests_turned_away_total", outcome="evicted", reason="queue-timeout") == 1
+    assert (
+        value(metrics, "tailgate_requests_turned_away_total", lane="none", outcome="rejected", reason="queue-full") == 1
+    )
+    assert (
+        value(metrics, "tailgate_requests_turned_away_total", lane="long", outcome="evicted", reason="queue-timeout")
+        == 1
+    )
     assert value(metrics, "tailgate_requests_total", route="chat", outcome="rejected", lane="none") == 1
     for lane in Lane:
         assert value(metrics, "tailgate_output_prediction_error_ratio_count", lane=lane.value) == 0

@@ -69,6 +69,6 @@ def test_the_order_is_the_policys() -> None:
 
 def test_a_request_that_is_turned_away_is_an_error() -> None:
     """A figure over what was served only would hide it."""
-    spec = PolicySpec(options={"fixed": {"max_queued_requests": 0}})
+    spec = PolicySpec(options={"queue": {"max_requests": 0}})
     with pytest.raises(RuntimeError, match="q32 was turned away"):
         serve([SlotRequest(f"q{index}", 0.0, 0, 40, 40) for index in range(NUM_SLOTS + 1)], spec)

@@ -27,6 +27,7 @@ class FakeRequest:
     num_choices: int = 1
     streams: bool = True
     deadline_s: float | None = None
+    body_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from policies.builtin import ADMISSIONS, FLOWS, ORDERINGS, ROUTINGS, TURNS
-from policies.config import PolicySpec, build_policy
+from policies.builtin import ORDERINGS
+from policies.config import ROLES, PolicySpec, build_policy
 from policies.dispatch import DispatchCore
 from policies.types import Call, Lane, Outcome, Sample
 from tests.policies.support import FakeReplica, FakeRequest, World, make_core, random_requests
 
-COMPOSITIONS = list(
-    itertools.product(ORDERINGS.names(), FLOWS.names(), TURNS.names(), ADMISSIONS.names(), ROUTINGS.names())
-)
+COMPOSITIONS = list(itertools.product(*(registry.names() for registry in ROLES.values())))
+"""A part for each role, in the order of `ROLES`."""
 REPLICAS = (
     FakeReplica("r1", max_in_flight_tokens=5000, max_prefill_tokens=1000),
     FakeReplica("r2", max_in_flight_tokens=3000, max_prefill_tokens=500),
@@ -26,23 +25,12 @@ def service_s(request: FakeRequest) -> float:
 
 
 def composed(
-    ordering: str,
-    flows: str,
-    lanes: str,
-    admission: str,
-    routing: str,
-    *,
+    *composition: str,
     replicas: tuple[FakeReplica, ...] = REPLICAS,
     **wait: float,
 ) -> DispatchCore:
     options = {"cost": {"prefill_s_per_token": 0.001, "decode_s_per_token": 0.02}, "wait": wait}
-    spec: dict[str, Any] = {
-        "ordering": ordering,
-        "flows": flows,
-        "lanes": lanes,
-        "admission": admission,
-        "routing": routing,
-    }
+    spec: dict[str, Any] = dict(zip(ROLES, composition, strict=True))
     return make_core(*replicas, **spec, options=options)
 
 
@@ -116,9 +104,7 @@ class TestEveryPolicy:
     def test_bounds_what_background_work_waits_and_takes(self, composition: tuple[str, ...], seed: int) -> None:
         """Under a load that never ends each background request goes, in order of arrival, at its stated pace."""
         max_wait_s, max_share = 5.0, 0.2
-        spec: dict[str, Any] = dict(
-            zip(("ordering", "flows", "lanes", "admission", "routing"), composition, strict=True)
-        )
+        spec: dict[str, Any] = dict(zip(ROLES, composition, strict=True))
         options = {"background": {"max_wait_s": max_wait_s, "max_share": max_share}, "wait": {"max_wait_s": 1000.0}}
         replica = FakeReplica(max_in_flight_requests=1)
         core = make_core(replica, **spec, options=options)

@@ -37,40 +37,56 @@ class TestOffer:
             offer(core, "a")
 
     def test_turns_away_when_the_queue_is_full(self) -> None:
-        """The bound in requests holds, and Retry-After follows how fast calls ended so far."""
-        core = make_core(ONE_AT_A_TIME, options={"fixed": {"max_queued_requests": 2}})
+        """The bound in requests holds; Retry-After is the work that waits over the rate at which work was got done."""
+        cost = {"prefill_s_per_token": 1e-9, "decode_s_per_token": 0.1}
+        core = make_core(ONE_AT_A_TIME, options={"queue": {"max_requests": 2}, "cost": cost})
         for request_id in "abc":
             offer(core, request_id)
             core.poll(0.0)
-        assert offer(core, "d") == Rejected(Reason.QUEUE_FULL, 1.0)
+        rejected = offer(core, "d")
+        assert rejected == Rejected(Reason.QUEUE_FULL, rejected.retry_after_s, Lane.INTERACTIVE)
+        assert rejected.retry_after_s == pytest.approx(2.0)
         assert not core.knows("d")
-        core.call_ended(1, Outcome.SUCCESS, Sample(), 5.0)
+        core.call_ended(1, Outcome.SUCCESS, Sample(output_tokens=10), 5.0)
         second = only_call(core.poll(5.0))
-        core.call_ended(second.call_id, Outcome.SUCCESS, Sample(), 15.0)
-        core.poll(15.0)
-        offer(core, "e", 15.0)
-        offer(core, "f", 15.0)
-        assert offer(core, "g", 15.0) == Rejected(Reason.QUEUE_FULL, 20.0)
+        core.call_ended(second.call_id, Outcome.SUCCESS, Sample(output_tokens=10), 8.0)
+        core.poll(8.0)
+        offer(core, "e", 8.0)
+        offer(core, "f", 8.0, max_output_tokens=30)
+        assert offer(core, "g", 8.0).retry_after_s == pytest.approx(16.0)
 
     def test_a_full_queue_is_no_business_of_what_need_not_wait(self) -> None:
         """Without any queue too, a request goes where there is room; what would wait is turned away."""
         replicas = (FakeReplica("r1", max_prefill_tokens=1), FakeReplica("r2", frozenset({"n"})))
-        core = make_core(*replicas, grant=False, options={"fixed": {"max_queued_requests": 0}})
+        core = make_core(*replicas, grant=False, options={"queue": {"max_requests": 0}})
         assert isinstance(offer(core, "a"), Admitted)
         assert isinstance(core.poll(0.0)[0], WantCapacity)
         core.capacity_granted("r1", None, 0.0)
         assert calls(core.poll(0.0)) == [("a", "r1")]
-        assert offer(core, "b") == Rejected(Reason.QUEUE_FULL, 1.0)
+        assert offer(core, "b") == Rejected(Reason.QUEUE_FULL, 1.0, Lane.INTERACTIVE)
         assert isinstance(offer(core, "c", model="n"), Admitted)
-        assert offer(core, "d", model="n") == Rejected(Reason.QUEUE_FULL, 1.0)
+        assert offer(core, "d", model="n") == Rejected(Reason.QUEUE_FULL, 1.0, Lane.INTERACTIVE)
 
     def test_turns_away_by_tokens_unless_nothing_waits(self) -> None:
         """The bound in tokens never refuses a request that would wait alone."""
-        core = make_core(ONE_AT_A_TIME, options={"fixed": {"max_queued_tokens": 25}})
+        core = make_core(ONE_AT_A_TIME, options={"queue": {"max_tokens": 25}})
         offer(core, "a", prompt_tokens=1000)
         core.poll(0.0)
         assert isinstance(offer(core, "b", prompt_tokens=1000), Admitted)
-        assert offer(core, "c", prompt_tokens=20) == Rejected(Reason.QUEUE_FULL, 1.0)
+        assert offer(core, "c", prompt_tokens=20) == Rejected(Reason.QUEUE_FULL, 1.0, Lane.INTERACTIVE)
+
+    def test_turns_away_by_bytes_unless_nothing_waits(self) -> None:
+        """The bodies held while they wait are bounded, and what left the queue counts no more."""
+        core = make_core(ONE_AT_A_TIME, options={"queue": {"max_bytes": 1000}})
+        offer(core, "a", body_bytes=10**9)
+        core.poll(0.0)
+        assert isinstance(offer(core, "b", body_bytes=2000), Admitted)
+        assert offer(core, "c", body_bytes=1) == Rejected(Reason.QUEUE_FULL, 1.0, Lane.INTERACTIVE)
+        core.cancel("b", 1.0)
+        assert isinstance(offer(core, "d", 1.0, body_bytes=600), Admitted)
+        assert isinstance(offer(core, "e", 1.0, body_bytes=400), Admitted)
+        assert isinstance(offer(core, "f", 1.0, body_bytes=1), Rejected)
+        core.check_integrity()
 
 
 class TestDispatch:
@@ -82,7 +98,7 @@ class TestDispatch:
         assert (call.replica_id, call.slice_end_tokens, call.waited_for) == ("r1", None, None)
         assert "fewest tokens" in call.why
         assert (core.num_queued, core.num_in_flight, core.in_flight_tokens("r1")) == (0, 1, 20)
-        assert core.policy_name == "vtc+drr+aged-sjf+fixed+least-tokens"
+        assert core.policy_name == "vtc+drr+aged-sjf+fixed+bounds+least-tokens"
 
     def test_holds_back_while_prefill_is_outstanding(self) -> None:
         """Past the prefill bound no call starts until the first token; then the waiting one says it waited for room."""
@@ -639,7 +655,7 @@ class TestPolicyChange:
         offer(core, "long", 1.0, prompt_tokens=3000)
         offer(core, "short", 2.0)
         core.set_policy(build_policy(PolicySpec(ordering="fcfs", lanes="single")), 3.0)
-        assert core.policy_name == "vtc+single+fcfs+fixed+least-tokens"
+        assert core.policy_name == "vtc+single+fcfs+fixed+bounds+least-tokens"
         core.call_ended(running.call_id, Outcome.SUCCESS, Sample(output_tokens=3), 3.0)
         assert calls(core.poll(3.0)) == [("long", "r1")]
         core.check_integrity()

@@ -6,9 +6,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from policies.builtin import ADMISSIONS, FLOWS, ORDERINGS, ROUTINGS, TURNS
+from policies.builtin import ADMISSIONS, FLOWS, ORDERINGS, ROUTINGS, SHEDDINGS, TURNS
 from policies.config import ALWAYS, ROLES, PolicyConfigError, PolicySpec, build_policy, effective_options
-from policies.drain_rate import DrainRate
 from policies.estimate.output import OutputQuantiles
 from policies.estimate.window import RecentQuantiles
 from policies.fairness.background import BackgroundClaim
@@ -440,14 +439,6 @@ class TestEstimates:
             output.learn(FakeRequest(tenant=tenant), 10)
         assert {key[0] for key in output._by_key} == {"a", "c"}
 
-    def test_drain_rate_says_one_second_until_it_knows(self) -> None:
-        """One end is no interval yet."""
-        rate = DrainRate()
-        rate.ended(5.0)
-        assert rate.seconds_for(100) == 1.0
-        rate.ended(7.0)
-        assert rate.seconds_for(100) == 200.0
-
 
 class TestQueue:
     def test_memory_follows_what_waits(self) -> None:
@@ -490,6 +481,7 @@ class TestConfig:
             (PolicySpec(flows=NO_PART), "flows", f"allowed: {', '.join(FLOWS.names())}"),
             (PolicySpec(lanes=NO_PART), "lanes", f"allowed: {', '.join(TURNS.names())}"),
             (PolicySpec(admission=NO_PART), "admission", f"allowed: {', '.join(ADMISSIONS.names())}"),
+            (PolicySpec(shedding=NO_PART), "shedding", f"allowed: {', '.join(SHEDDINGS.names())}"),
             (PolicySpec(routing=NO_PART), "routing", f"allowed: {', '.join(ROUTINGS.names())}"),
             (PolicySpec(options={NO_PART: {}}), f"options.{NO_PART}", "cost"),
             (PolicySpec(options={"fcfs": {}}), "options.fcfs", "fcfs isn't in use: ordering is aged-sjf"),
@@ -559,6 +551,7 @@ class TestConfig:
             spec.flows,
             spec.lanes,
             spec.admission,
+            spec.shedding,
             spec.routing,
             *(p.name for p in ALWAYS),
         }

@@ -31,7 +31,7 @@ DESCRIBE: dict[str, Any] = {
 
 # Setting → where its value goes, unchanged.
 SAME = {
-    "queue_max": ("policy", "options", "fixed", "max_queued_requests"),
+    "queue_max": ("policy", "options", "queue", "max_requests"),
     "queue_timeout_s": ("timeouts", "queue_s"),
     "first_byte_timeout_s": ("timeouts", "first_byte_s"),
     "idle_timeout_s": ("timeouts", "idle_s"),

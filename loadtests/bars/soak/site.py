@@ -105,7 +105,7 @@ def _config(ports: tuple[int, ...], port: int, admin_port: int, num_remembered: 
             }
             for name, replica_port in zip(REPLICAS, ports, strict=True)
         ],
-        "policy": {"options": {"fixed": {"in_flight_tokens": 400_000, "max_queued_requests": 60}}},
+        "policy": {"options": {"fixed": {"in_flight_tokens": 400_000}, "queue": {"max_requests": 60}}},
         "timeouts": {
             "connect_s": 2.0,
             "first_byte_s": 3.0,

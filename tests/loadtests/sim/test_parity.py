@@ -196,10 +196,10 @@ def test_the_live_dispatcher_decides_what_the_simulator_decides(spec: dict[str, 
         mix = requests(rng, 80, rate_per_s=rng.choice([8.0, 60.0]))
         late = rng.uniform(0.1, 2.0)
         mix = [replace(one, deadline_s=one.arrival_s + late) if one.index % 5 == 0 else one for one in mix]
-        limits = {"max_queued_requests": rng.choice([20, 1000])}
+        limits = {"max_requests": rng.choice([20, 1000])}
 
         def make_policy(limits: dict[str, int] = limits) -> Policy:
-            return policy(**spec, options={"fixed": limits})
+            return policy(**spec, options={"queue": limits})
 
         simulated: Log = []
 

@@ -134,7 +134,7 @@ def test_the_least_recently_used_prefix_is_evicted_first() -> None:
 
 def test_a_turned_away_request_is_an_answer_with_429() -> None:
     """The queue is full: the report sees what a client would."""
-    options = {"fixed": {"in_flight_tokens": 50, "max_queued_requests": 1}}
+    options = {"fixed": {"in_flight_tokens": 50}, "queue": {"max_requests": 1}}
     mix = [SimRequest(index, f"q{index}", 0.001 * index, 40, 20) for index in range(4)]
     answers = simulate(mix, lambda: policy(options=options), Setup(ALONE)).answers()
     assert [answer.error for answer in answers] == [None, None, "http-429", "http-429"]

@@ -1,0 +1,28 @@
+"""Whether a request that is offered may wait, and where; when to come again if it may not."""
+
+from .job import Job
+from .policy import Policy
+from .queue import WaitingQueue
+from .shedding.port import ADMIT, Backlog, Ruling
+from .types import Lane, Reason
+
+
+def ruling(policy: Policy, queue: WaitingQueue, job: Job) -> Ruling:
+    """What is to become of it; it has been put into a lane."""
+    if not policy.queue_bounds.have_room(queue, job):
+        return Ruling(Reason.QUEUE_FULL)
+    if not queue.num_requests:
+        return ADMIT
+    return policy.shedding.rule(job.request, job.lane, backlog(policy, queue))
+
+
+def backlog(policy: Policy, queue: WaitingQueue) -> Backlog:
+    """What waits, in seconds at the rate at which work was got done lately."""
+    capacity = policy.traffic.capacity
+    background_s = queue.work_s_in_lane(Lane.BACKGROUND)
+    return Backlog((queue.work_s - background_s) / capacity, background_s / capacity)
+
+
+def retry_after_s(policy: Policy, queue: WaitingQueue) -> float:
+    """Seconds until all that waits now will have gone; at least 1."""
+    return max(1.0, queue.work_s / policy.traffic.capacity)
