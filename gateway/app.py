@@ -78,6 +78,7 @@ class Gateway:
         self.ring = TimingRing(config.timing_ring)
         self.access_log = AccessLog(config.log.access)
         self.metrics = Metrics()
+        self.metrics.objectives = config.policy.objectives.by_lane()
         self.metrics.bind(
             self.core,
             self.pool,
@@ -203,6 +204,7 @@ class Gateway:
         self._handler.reconfigure(_bounds(config))
         self._caller.max_attempts, self._caller.retries = config.limits.max_attempts, _retry_budget(config)
         self._caller.heartbeat_s = config.streams.heartbeat_s
+        self.metrics.objectives = config.policy.objectives.by_lane()
         if config.policy != before.policy:
             self.dispatcher.set_policy(build_policy(config.policy.spec()))
         kept = {replica.id: replica.url for replica in config.replicas} if config.timeouts == before.timeouts else {}

@@ -43,6 +43,7 @@ class Record:
     `tenant`, `key_id`, `model` and `replica_id` are names from the configuration or from replicas, never raw client
     text. `has_diagnostics` and `sees_cached_tokens` say what its caller may be told, `standing` how the limits of its
     key stand (None: it has none); none of the three is shown. `replica_prompt_tokens` is the replica's own count.
+    `first_token_by_s` is the caller's deadline, `own_lane` the one that it is held to whatever overload made of it.
     `notes` says in words of ours why a layer took long ("capacity") or that it is an estimate ("est").
     """
 
@@ -76,6 +77,8 @@ class Record:
     tpot_s: float | None = None
     upstream_ttft_s: float | None = None
     finished_s: float | None = None
+    first_token_by_s: float | None = None
+    own_lane: Lane | None = None
     layers: dict[Layer, float] = field(default_factory=dict)
     notes: dict[Layer, str] = field(default_factory=dict)
     _layer: Layer = Layer.ACCEPT

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from policies.config import PolicyConfigError, PolicySpec, build_policy
+from policies.objectives import Objective
+from policies.types import Lane
 
 from .config_errors import Problem, Problems
 from .config_values import (
@@ -107,6 +109,36 @@ class ModelConfig(Section):
     """Folder with tokenizer.json (and tokenizer_config.json or chat_template.jinja for chat), for exact counts."""
 
 
+class ObjectiveConfig(Section):
+    """What the requests of a lane are to be served within; None: no such objective."""
+
+    ttft_s: Seconds | None = None
+    """Arrival here → first token sent on."""
+    tpot_s: Seconds | None = None
+    """Each output token after the first, on average."""
+    e2e_s: Seconds | None = None
+    """Arrival here → end of the answer."""
+
+
+class ObjectivesConfig(Section):
+    """By lane. What met them all is counted (goodput), and `slack-edf` orders by them."""
+
+    interactive: ObjectiveConfig = ObjectiveConfig()
+    standard: ObjectiveConfig = ObjectiveConfig()
+    long: ObjectiveConfig = ObjectiveConfig()
+    overlong: ObjectiveConfig = ObjectiveConfig()
+    background: ObjectiveConfig = ObjectiveConfig()
+
+    def by_lane(self) -> dict[Lane, Objective]:
+        """Of the lanes that have any."""
+        given: dict[Lane, ObjectiveConfig] = {lane: getattr(self, lane.value) for lane in Lane}
+        return {
+            lane: Objective(one.ttft_s, one.tpot_s, one.e2e_s)
+            for lane, one in given.items()
+            if one != ObjectiveConfig()
+        }
+
+
 class PolicyConfig(Section):
     """Which policies decide; the names and their options are those of `policies`."""
 
@@ -116,6 +148,7 @@ class PolicyConfig(Section):
     admission: str = DEFAULT_POLICY.admission
     shedding: str = DEFAULT_POLICY.shedding
     routing: str = DEFAULT_POLICY.routing
+    objectives: ObjectivesConfig = ObjectivesConfig()
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
     def spec(self) -> PolicySpec:
@@ -127,6 +160,7 @@ class PolicyConfig(Section):
             shedding=self.shedding,
             routing=self.routing,
             options=self.options,
+            objectives=self.objectives.by_lane(),
         )
 
     @model_validator(mode="after")

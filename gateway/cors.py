@@ -12,7 +12,7 @@ PREFIX = b"access-control-"
 # "*" stands for any header but authorization; the usual ones are named for whoever doesn't know that.
 _ALLOWED = (
     b"authorization, content-type, accept, x-api-key, anthropic-version, anthropic-beta, openai-organization, "
-    b"openai-project, x-request-id, x-tailgate-lane, x-tailgate-timing, *"
+    b"openai-project, x-request-id, x-tailgate-deadline-ms, x-tailgate-lane, x-tailgate-timing, *"
 )
 
 

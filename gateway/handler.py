@@ -188,6 +188,8 @@ class Handler:
                 feature = fields.feature or route.feature
                 record.streams = fields.stream
                 record.declared_lane = key.declared_lane(head.lane, fields.priority)
+                if head.first_token_within_s is not None:
+                    record.first_token_by_s = record.arrival_s + head.first_token_within_s
                 model, serving = self._resolve(route, fields.model, feature, key)
                 record.model = model
                 for adapter in fields.adapters:
@@ -216,6 +218,7 @@ class Handler:
                     late.tell(place, request)
                     if place.admitted is not None:
                         record.lane, record.lane_why = place.admitted.lane, place.admitted.lane_why
+                        record.own_lane = place.admitted.own_lane
                         record.predicted_output_tokens = place.admitted.predicted_output_tokens
                         if record.declared_lane not in (None, record.lane):
                             record.reason = record.lane_why
@@ -259,6 +262,9 @@ class Handler:
         return counted
 
     def _request(self, fields: RequestFields, model: str, feature: str, body_bytes: int, record: Record) -> Request:
+        deadline_s, by_s = record.arrival_s + self._bounds.queue_s, record.first_token_by_s
+        if by_s is not None and by_s < deadline_s:
+            deadline_s = by_s
         return Request(
             request_id=record.request_id,
             arrival_s=record.arrival_s,
@@ -270,7 +276,8 @@ class Handler:
             max_output_tokens=fields.max_output_tokens,
             num_choices=fields.num_choices,
             streams=fields.stream,
-            deadline_s=record.arrival_s + self._bounds.queue_s,
+            deadline_s=deadline_s,
             feature=feature,
             body_bytes=body_bytes,
+            first_token_by_s=by_s,
         )

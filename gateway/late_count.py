@@ -43,6 +43,7 @@ class LateCount:
         place.recount(self._request._replace(prompt_tokens=counted.prompt_tokens))
         if place.admitted is not None:
             record.lane, record.lane_why = place.admitted.lane, place.admitted.lane_why
+            record.own_lane = place.admitted.own_lane
 
 
 _NOTHING = LateCount(None, Record("", 0.0))

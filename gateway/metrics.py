@@ -12,8 +12,10 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from policies.dispatch import DispatchCore
+from policies.objectives import NO_OBJECTIVE, Objective
 from policies.types import Lane
 
+from . import goodput
 from .attribution import Layer, Record
 from .front import Front
 from .live_metrics import Keys, Live, Replicas
@@ -77,6 +79,13 @@ class Metrics:
             "tailgate_requests_turned_away_total",
             "Requests rejected before queueing or evicted from the queue, by lane and reason.",
             ["lane", "outcome", "reason"],
+        )
+        self.objectives: Mapping[Lane, Objective] = {}
+        """Of the lanes that have any."""
+        self._judged = self._counters(
+            "tailgate_requests_judged_total",
+            "Requests with objectives: met, or the first missed of not-served, ttft, tpot, e2e.",
+            ["lane", "result"],
         )
         self._retries = self._counters("tailgate_retries_total", "Calls to replicas beyond each request's first.", [])
         self._layers = self._histograms(
@@ -178,6 +187,8 @@ class Metrics:
         self._requests.at(record.route, of.name, outcome).add()
         if outcome in ("rejected", "evicted"):
             self._turned_away.at(of.name, outcome, record.reason or "unknown").add()
+        if self.objectives or record.first_token_by_s is not None:
+            self._judge(record)
         if record.attempt > 1:
             self._retries.at().add(record.attempt - 1)
         layers = of.layers
@@ -211,6 +222,16 @@ class Metrics:
         families = (self._e2e, self._ttft, self._tpot, self._prediction_error)
         of = self._lanes[lane] = _OfLane(name, {}, *(family.at(name) for family in families))
         return of
+
+    def _judge(self, record: Record) -> None:
+        lane = record.own_lane or record.lane
+        if lane is None:
+            return  # it wasn't the queue that turned it away
+        objective = self.objectives.get(lane, NO_OBJECTIVE)
+        if objective is NO_OBJECTIVE and record.first_token_by_s is None:
+            return
+        if (result := goodput.result(record, objective)) is not None:
+            self._judged.at(lane.value, result).add()
 
     def _observe_tenant(self, record: Record) -> None:
         tenant = record.tenant

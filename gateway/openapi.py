@@ -77,9 +77,20 @@ def _operation(route: Route) -> dict[str, Any]:
     if not route.is_light:
         operation["parameters"] = [
             _header(
-                "x-tailgate-lane", "Which lane to go through, within limits.", [lane.value for lane in DECLARABLE_LANES]
+                "x-tailgate-lane",
+                "Which lane to go through, within limits.",
+                {"type": "string", "enum": [lane.value for lane in DECLARABLE_LANES]},
             ),
-            _header("x-tailgate-timing", "A stream's timing, as a comment right before its end.", ["stream"]),
+            _header(
+                "x-tailgate-deadline-ms",
+                "Milliseconds from arrival by which the first token is wanted; still waiting then, it is answered 504.",
+                {"type": "integer", "minimum": 1},
+            ),
+            _header(
+                "x-tailgate-timing",
+                "A stream's timing, as a comment right before its end.",
+                {"type": "string", "enum": ["stream"]},
+            ),
         ]
     if route.method == "POST":
         media_type = "multipart/form-data" if route.rename is model_name.in_form else "application/json"
@@ -91,8 +102,7 @@ def _operation(route: Route) -> dict[str, Any]:
     return operation
 
 
-def _header(name: str, about: str, values: list[str]) -> dict[str, Any]:
-    schema = {"type": "string", "enum": values}
+def _header(name: str, about: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "in": "header", "required": False, "description": about, "schema": schema}
 
 

@@ -12,6 +12,7 @@ _WHY = {
     Reason.NO_REPLICA: "no replica is available for this model",
     Reason.QUEUE_FULL: "the queue is full",
     Reason.QUEUE_TIMEOUT: "it waited too long for a replica",
+    Reason.DEADLINE: "its deadline came before a replica had room for it",
     Reason.UNKNOWN_MODEL: "no replica serves this model",
     Reason.DRAINING: "the gateway is shutting down",
 }
@@ -19,7 +20,8 @@ _DEFAULT_RETRY_AFTER_S = 1.0
 
 
 class Overloaded(GatewayError):
-    """Turned away before queueing: 429 where the caller sends too much, 503 where the service can't."""
+    """Turned away before queueing: 429 where the caller sends too much, 503 where the service can't, 504 where the
+    time that the caller gave is over."""
 
     outcome = "rejected"
 
@@ -36,6 +38,8 @@ class Overloaded(GatewayError):
         self.lane = lane
         if reason in _RATE_LIMITED:
             self.status, self.type = 429, "rate_limit_error"
+        elif reason is Reason.DEADLINE:
+            self.status, self.type = 504, "timeout_error"
         else:
             self.status, self.type = 503, "service_unavailable_error"
 

@@ -22,3 +22,4 @@ class Request(NamedTuple):
     adapter: str | None = None
     feature: str | None = None
     body_bytes: int = 0
+    first_token_by_s: float | None = None

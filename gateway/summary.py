@@ -17,6 +17,7 @@ def summary(config: GatewayConfig) -> str:
     fallback = "the only model there is" if config.only_model_is_default else "none: requests must name a model"
     lines += [f"default   {config.default_model or fallback}"]
     lines += [f"policy    {config.policy.spec().name}"]
+    lines += [f"objective {objective}" for objective in _objectives(config.policy)]
     lines += [f"option    {option}" for option in _options(config.policy)]
     lines += [
         f"timeouts  connect {timeouts.connect_s:g} s, first byte {timeouts.first_byte_s:g} s, "
@@ -33,6 +34,15 @@ def summary(config: GatewayConfig) -> str:
         f"log       {config.log.level}; access log: {config.log.access or 'none'}",
     ]
     return "\n".join(lines)
+
+
+def _objectives(policy: PolicyConfig) -> list[str]:
+    """A line per lane."""
+    given = policy.objectives.by_lane()
+    return [
+        f"{lane.value}  " + ", ".join(f"{name} {s:g}" for name, s in objective._asdict().items() if s is not None)
+        for lane, objective in given.items()
+    ] or ["none: goodput isn't counted but for requests with a deadline of their own"]
 
 
 def _options(policy: PolicyConfig) -> list[str]:

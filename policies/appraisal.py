@@ -19,7 +19,8 @@ def estimate(policy: Policy, job: Job) -> None:
 def classify(policy: Policy, job: Job) -> LaneDecision:
     """Put it into a lane and in order there; nobody learns anything from it, since a request counts once."""
     decision = policy.lanes.classify(job.request, job.budget_tokens)
-    job.lane, job.lane_why = decision.lane, decision.why
+    job.lane = job.own_lane = decision.lane
+    job.lane_why = decision.why
     if job.ruling.lane is not None:
         job.lane, job.lane_why = job.ruling.lane, "downgraded: more comes than can be served"
     order(policy, job)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from . import objectives as lane_objectives
 from .builtin import (
     ADMISSIONS,
     BACKGROUND,
@@ -19,10 +20,12 @@ from .builtin import (
     WAIT,
 )
 from .fairness.turns import Turns
+from .objectives import NO_OBJECTIVE, Objective
 from .policy import Policy
 from .registry import Part, PolicyConfigError, PolicyProblem, Registry, Value
 from .slicing import WholeCalls
 from .traffic import Traffic
+from .types import Lane
 
 __all__ = ["ALWAYS", "ROLES", "PolicyConfigError", "PolicyProblem", "PolicySpec", "build_policy", "effective_options"]
 
@@ -55,6 +58,7 @@ class PolicySpec:
     shedding: str = "bounds"
     routing: str = "least-tokens"
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    objectives: Mapping[Lane, Objective] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -84,6 +88,7 @@ def effective_options(spec: PolicySpec) -> dict[str, dict[str, Value]]:
         else:
             allowed = unused.get(name, f"allowed: {', '.join(sorted(parts))}")
             problems.append(PolicyProblem(f"options.{name}", given, allowed))
+    problems += lane_objectives.problems(spec.objectives)
     if problems:
         raise PolicyConfigError(problems)
     return {name: part.filled(spec.options.get(name, {})) for name, part in parts.items()}
@@ -110,6 +115,7 @@ def build_policy(spec: PolicySpec) -> Policy:
         output=made(OUTPUT),
         cost=made(COST),
         slicing=WholeCalls(),
+        objectives={lane: spec.objectives.get(lane, NO_OBJECTIVE) for lane in Lane},
         traffic=Traffic(),
         max_wait_s=wait["max_wait_s"],
         no_replica_grace_s=wait["no_replica_grace_s"],

@@ -311,7 +311,7 @@ class DispatchCore:
 
     def _evict_late(self, now_s: float, effects: list[Effect]) -> None:
         while (job := self._books.queue.next_deadline()) and (job.request.deadline_s or 0.0) <= now_s:
-            self._evict(job, Reason.QUEUE_TIMEOUT, effects)
+            self._evict(job, entrance.why_late(job, now_s), effects)
 
     def _evict_unservable(self, selection: Selection, now_s: float, effects: list[Effect]) -> None:
         pools = self._books.queue.pools()

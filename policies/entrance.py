@@ -23,6 +23,12 @@ def backlog(policy: Policy, queue: WaitingQueue) -> Backlog:
     return Backlog((queue.work_s - background_s) / capacity, background_s / capacity)
 
 
+def why_late(job: Job, now_s: float) -> Reason:
+    """Whose patience is over: the caller's, or that of all queues."""
+    by_s = job.request.first_token_by_s
+    return Reason.QUEUE_TIMEOUT if by_s is None or by_s > now_s else Reason.DEADLINE
+
+
 def retry_after_s(policy: Policy, queue: WaitingQueue) -> float:
     """Seconds until all that waits now will have gone; at least 1."""
     return max(1.0, queue.work_s / policy.traffic.capacity)

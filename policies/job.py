@@ -41,6 +41,7 @@ class Job:
         "lane",
         "lane_why",
         "output_tokens",
+        "own_lane",
         "pinned_replica_id",
         "pool",
         "predicted_output_tokens",
@@ -57,7 +58,7 @@ class Job:
         self.state = State.WAITING
         self.ticket = 0  # which of its entries in the queue's heaps is the live one
         self.flow: FlowKey = ("", "")
-        self.lane = Lane.STANDARD
+        self.lane = self.own_lane = Lane.STANDARD  # the second: by size or declaration, whatever overload makes of it
         self.lane_why = ""
         self.ruling: Ruling = ADMIT  # what is to become of it under overload
         self.cost_s = 0.0

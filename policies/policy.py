@@ -1,5 +1,6 @@
 """A policy: the parts that decide, put together. Compositions are data, not subclasses."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .admission.port import Admission
@@ -8,12 +9,14 @@ from .estimate.output import OutputQuantiles
 from .fairness.background import BackgroundClaim
 from .fairness.turns import Turns
 from .lanes import BudgetLanes
+from .objectives import Objective
 from .ordering.port import Ordering
 from .queue_bounds import QueueBounds
 from .routing.port import Routing
 from .shedding.port import Shedding
 from .slicing import Slicing
 from .traffic import Traffic
+from .types import Lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class Policy:
     output: OutputQuantiles
     cost: CostModel
     slicing: Slicing
+    objectives: Mapping[Lane, Objective]
+    """Of every lane."""
     traffic: Traffic
     max_wait_s: float
     """Past so much waiting the oldest of a flow goes first in its turn; on its replica nothing starts until it fits."""

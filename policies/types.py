@@ -34,6 +34,7 @@ class Reason(StrEnum):
     NO_REPLICA = "no-replica"
     QUEUE_FULL = "queue-full"
     QUEUE_TIMEOUT = "queue-timeout"
+    DEADLINE = "deadline"
     UNKNOWN_MODEL = "unknown-model"
     DRAINING = "draining"
 
@@ -96,7 +97,15 @@ class RequestLike(Protocol):
 
     @property
     def deadline_s(self) -> float | None:
-        """Instant by which the request must have been dispatched; past it the core evicts it (QUEUE_TIMEOUT)."""
+        """Instant by which the request must have been dispatched; past it the core evicts it (QUEUE_TIMEOUT).
+
+        No later than `first_token_by_s`, where that is set.
+        """
+        ...
+
+    @property
+    def first_token_by_s(self) -> float | None:
+        """Instant by which the caller wants its first token; None: it said nothing. Evicted then: DEADLINE."""
         ...
 
     @property

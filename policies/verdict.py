@@ -7,12 +7,13 @@ from .types import Lane, Reason
 
 
 class Admitted(NamedTuple):
-    """The request waits."""
+    """The request waits. `own_lane`: the lane by its size or declaration, whatever overload made of it."""
 
     lane: Lane
     lane_why: str
     predicted_output_tokens: int
     budget_tokens: float
+    own_lane: Lane
 
 
 class Rejected(NamedTuple):
@@ -27,4 +28,4 @@ class Rejected(NamedTuple):
 
 
 def admitted(job: Job) -> Admitted:
-    return Admitted(job.lane, job.lane_why, job.predicted_output_tokens, job.budget_tokens)
+    return Admitted(job.lane, job.lane_why, job.predicted_output_tokens, job.budget_tokens, job.own_lane)

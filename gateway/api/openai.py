@@ -26,6 +26,7 @@ HOP_BY_HOP = frozenset(
 _OURS = b"x-tailgate-"
 # Which pages may read an answer is for the gateway to say, as it is who they talk to.
 _NOT_RETURNED = (_OURS, cors.PREFIX)
+_DEADLINE_DIGITS = 8  # more than a day
 _QUERY = re.compile(rb"[!-~]*")
 _PRIORITY = b"x-vllm-priority"
 # Made anew for the connection upstream, answered by our own server, or ours to set.
@@ -48,6 +49,8 @@ class RequestHead:
     wants_timing: bool
     is_packed: bool = False
     """Whether the body came in one of `unpack.CODINGS`; it goes on without."""
+    first_token_within_s: float | None = None
+    """From its arrival."""
 
 
 def read_head(headers: Headers) -> RequestHead:
@@ -60,6 +63,7 @@ def read_head(headers: Headers) -> RequestHead:
     content_length: int | None = None
     lane: Lane | None = None
     wants_timing = is_packed = False
+    within_s: float | None = None
     scoped = connection_scoped(headers)
     for name, value in headers:
         if name not in _LOOKED_AT and not name.startswith(_OURS):
@@ -78,6 +82,8 @@ def read_head(headers: Headers) -> RequestHead:
                 if value.strip().lower() != b"stream":
                     raise BadRequest("`x-tailgate-timing` must be: stream.", param="x-tailgate-timing")
                 wants_timing = True
+            elif name == b"x-tailgate-deadline-ms":
+                within_s = _deadline_s(value)
         elif name == b"content-encoding":
             coding = value.strip().lower()
             is_packed = coding in CODINGS
@@ -86,7 +92,7 @@ def read_head(headers: Headers) -> RequestHead:
     forwarded = b"".join(lines)
     if forwarded.count(b"\n") != len(lines):
         raise BadRequest("A header value contains a line break.")
-    return RequestHead(forwarded, b"".join(credentials), content_length, lane, wants_timing, is_packed)
+    return RequestHead(forwarded, b"".join(credentials), content_length, lane, wants_timing, is_packed, within_s)
 
 
 def withhold(head: RequestHead, query: bytes, secret: bytes) -> tuple[RequestHead, bytes]:
@@ -95,7 +101,15 @@ def withhold(head: RequestHead, query: bytes, secret: bytes) -> tuple[RequestHea
     if secret in forwarded:
         lines = forwarded.splitlines(keepends=True)
         forwarded = b"".join(line for line in lines if secret not in line)
-    kept = RequestHead(forwarded, b"", head.content_length, head.lane, head.wants_timing, head.is_packed)
+    kept = RequestHead(
+        forwarded,
+        b"",
+        head.content_length,
+        head.lane,
+        head.wants_timing,
+        head.is_packed,
+        head.first_token_within_s,
+    )
     return kept, b"" if secret in query else query
 
 
@@ -140,6 +154,16 @@ def _declared(value: bytes) -> Lane:
             return lane
     known = ", ".join(lane.value for lane in DECLARABLE_LANES)
     raise BadRequest(f"`x-tailgate-lane` must be one of: {known}.", param="x-tailgate-lane")
+
+
+def _deadline_s(value: bytes) -> float:
+    text = value.strip()
+    if not (text.isdigit() and len(text) <= _DEADLINE_DIGITS and int(text)):
+        raise BadRequest(
+            f"`x-tailgate-deadline-ms` must be a whole number of milliseconds, 1 to {10**_DEADLINE_DIGITS - 1}.",
+            param="x-tailgate-deadline-ms",
+        )
+    return int(text) / 1e3
 
 
 def read_query(scope: Message) -> bytes:

@@ -33,6 +33,7 @@ class _Request:
     streams: bool = True
     deadline_s: float | None = None
     body_bytes: int = 0
+    first_token_by_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

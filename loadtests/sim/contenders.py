@@ -82,7 +82,7 @@ def _spec(name: str, costs: Costs, options: Mapping[str, Mapping[str, Any]] | No
     filled = {"cost": cost, **(options or {})}
     if name == "default":
         return PolicySpec(options=filled)
-    roles: dict[str, str] = {"lanes": "single", "flows": "one-flow"} if name == "fcfs" else {}
+    roles: dict[str, Any] = {"lanes": "single", "flows": "one-flow"} if name == "fcfs" else {}
     for part in name.split("+"):
         role = next((role for role, registry in ROLES.items() if part in registry.names()), None)
         if role is None:

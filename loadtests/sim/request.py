@@ -32,5 +32,6 @@ class SimRequest:
     streams: bool = True
     deadline_s: float | None = None
     body_bytes: int = 0
+    first_token_by_s: float | None = None
     priority: int = 0
     chunk_ids: tuple[int, ...] = ()

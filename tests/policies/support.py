@@ -28,6 +28,7 @@ class FakeRequest:
     streams: bool = True
     deadline_s: float | None = None
     body_bytes: int = 0
+    first_token_by_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -573,6 +573,8 @@ class TestTime:
         core.cancel("gone", 1.0)
         assert core.next_wakeup_s() == pytest.approx(4.0)
         assert core.poll(4.0) == [Evict("b", Reason.QUEUE_TIMEOUT, 1.0)]
+        offer(core, "d", 4.0, deadline_s=5.0, first_token_by_s=5.0)
+        assert core.poll(5.0) == [Evict("d", Reason.DEADLINE, 1.0)]
         assert core.queued_by_lane()[Lane.INTERACTIVE] == 1
 
     def test_gives_up_when_no_replica_comes_back(self) -> None:

@@ -19,6 +19,7 @@ from policies.fairness.vtc import VirtualTokenCounters
 from policies.job import Job
 from policies.lanes import BudgetLanes
 from policies.lifecycle import TRANSITIONS, Event, LifecycleError, State, after
+from policies.objectives import Objective
 from policies.ordering.aged_sjf import AgedSjf
 from policies.ordering.boost import Boost, decay_rate_per_s
 from policies.ordering.fcfs import Fcfs
@@ -502,6 +503,11 @@ class TestConfig:
                 PolicySpec(options={"lane-cuts": {"declared_max_share": -1}}),
                 "options.lane-cuts.declared_max_share",
                 "0",
+            ),
+            (
+                PolicySpec(objectives={Lane.LONG: Objective(ttft_s=0.0)}),
+                "objectives.long.ttft_s",
+                "a number above 0 or null",
             ),
             (PolicySpec(options={"wait": {"max_wait_s": None}}), "options.wait.max_wait_s", "a number above 0"),
         ],
