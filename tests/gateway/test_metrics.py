@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.attribution import Layer, Record
 from gateway.config import parse_config
-from gateway.metrics import Metrics
+from gateway.metrics import SETTLE_EVERY, Metrics
 from gateway.replica_metrics import ReplicaLoad
 from gateway.replicas import ReplicaPool
 from gateway.series import Families
@@ -174,11 +174,34 @@ def test_buckets_are_cumulative_and_closed_above() -> None:
     ]
 
 
+def test_values_are_put_into_buckets_by_and_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every so many requests, so that what waits for it is bounded; none is lost, counted twice or moved by it."""
+    num_observed = 0
+    settled_after: list[int] = []
+    metrics = Metrics()
+    settle = metrics.families.settle
+
+    def settle_and_note() -> None:
+        settled_after.append(num_observed)
+        settle()
+
+    monkeypatch.setattr(metrics.families, "settle", settle_and_note)
+    series = metrics.families.histograms("tailgate_y_seconds", "Y.", [], (1.0, 2.0)).at()
+    for num_observed in range(1, 2 * SETTLE_EVERY + 2):
+        metrics.observe(finished(lane=Lane.LONG))
+        series.add(num_observed % 3 + 0.5)
+    assert settled_after == [SETTLE_EVERY, 2 * SETTLE_EVERY]
+    assert value(metrics, "tailgate_e2e_seconds_count", lane="long") == num_observed
+    buckets = [value(metrics, "tailgate_y_seconds_bucket", le=le) for le in ("1.0", "2.0", "+Inf")]
+    assert buckets == [num_observed // 3, num_observed // 3 * 2, num_observed]
+    assert metrics.families.render() == metrics.families.render()
+
+
 def test_label_values_may_hold_anything() -> None:
     """Tenants are named by people."""
     families = Families()
     name = 'a "b"\\\n{}'
-    families.counters("tailgate_x_total", "X.", ["tenant"]).at(name).add()
+    families.counters("tailgate_x_total", "X.", ["tenant"]).counts[name,] += 1.0
     (family,) = text_string_to_metric_families(families.render().decode())
     assert family.samples[0].labels == {"tenant": name}
 
