@@ -353,7 +353,8 @@ class DispatchCore:
         job.move(Event.DISPATCH)
         self._books.start(job, call)
         waited_for = self._waited_for(job, now_s)
-        self._latest_arrival_dispatched_s = max(self._latest_arrival_dispatched_s, request.arrival_s)
+        if request.arrival_s > self._latest_arrival_dispatched_s:
+            self._latest_arrival_dispatched_s = request.arrival_s
         return Call(call.call_id, request, replica_id, slice_end_tokens, job.lane, why, waited_for)
 
     def _waited_for(self, job: Job, now_s: float) -> Reason | None:

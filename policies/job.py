@@ -81,7 +81,8 @@ class Job:
     @property
     def slot_tokens(self) -> int:
         """Prompt + output tokens it is expected to keep in the replica's memory."""
-        return self.request.prompt_tokens + max(self.predicted_output_tokens, self.output_tokens)
+        predicted_tokens, output_tokens = self.predicted_output_tokens, self.output_tokens
+        return self.request.prompt_tokens + (predicted_tokens if predicted_tokens > output_tokens else output_tokens)
 
     def move(self, event: Event) -> None:
         self.state = after(self.state, event)

@@ -57,7 +57,7 @@ class BudgetLanes:
             learned = self._prior
         interactive = learned[0] if self._fixed[0] is None else self._fixed[0]
         standard = learned[1] if self._fixed[1] is None else self._fixed[1]
-        return interactive, max(interactive, standard)
+        return interactive, standard if standard > interactive else interactive
 
     def classify(self, request: RequestLike, budget_tokens: float) -> LaneDecision:
         by_size = self._by_size(request, budget_tokens)
@@ -89,7 +89,7 @@ class BudgetLanes:
             return LaneDecision(Lane.OVERLONG, f"prompt over {self._overlong_prompt_tokens} tokens")
         interactive, standard = self.cuts()
         if budget_tokens <= interactive:
-            return LaneDecision(Lane.INTERACTIVE, f"budget {budget_tokens:.0f} of at most {interactive:.0f}")
+            return LaneDecision(Lane.INTERACTIVE, f"budget {round(budget_tokens)} of at most {round(interactive)}")
         if budget_tokens <= standard:
-            return LaneDecision(Lane.STANDARD, f"budget {budget_tokens:.0f} of at most {standard:.0f}")
-        return LaneDecision(Lane.LONG, f"budget {budget_tokens:.0f} over {standard:.0f}")
+            return LaneDecision(Lane.STANDARD, f"budget {round(budget_tokens)} of at most {round(standard)}")
+        return LaneDecision(Lane.LONG, f"budget {round(budget_tokens)} over {round(standard)}")

@@ -32,7 +32,8 @@ class OutputQuantiles:
             history = self._pooled
         expected = int(history.quantile(self._quantile)) if len(history) >= self._min_samples else self._prior_tokens
         expected *= request.num_choices
-        return expected if request.max_output_tokens is None else min(expected, request.max_output_tokens)
+        bound = request.max_output_tokens
+        return expected if bound is None or bound > expected else bound
 
     def learn(self, request: RequestLike, output_tokens: int) -> None:
         """`output_tokens`: over all choices; what is remembered is the length of one."""

@@ -71,4 +71,8 @@ class ReplicaTiming:
 
 
 def _bounded(value: float, prior: float) -> float:
-    return min(max(value, prior / _MAX_FACTOR), prior * _MAX_FACTOR)
+    lowest = prior / _MAX_FACTOR
+    if value < lowest:
+        return lowest
+    highest = prior * _MAX_FACTOR
+    return highest if value > highest else value

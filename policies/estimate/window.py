@@ -24,4 +24,4 @@ class RecentQuantiles:
 
     def quantile(self, q: float) -> float:
         """The smallest value with a share `q` of all (0 < q ≤ 1) at or below it; raises IndexError when empty."""
-        return self._sorted[max(math.ceil(q * len(self._sorted)) - 1, 0)]
+        return self._sorted[math.ceil(q * len(self._sorted)) - 1]

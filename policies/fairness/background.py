@@ -27,4 +27,5 @@ class BackgroundClaim:
 
     def others_went(self, cost_s: float) -> None:
         """A request that isn't background, of this predicted cost, goes."""
-        self._owed_s = max(0.0, self._owed_s - cost_s)
+        if self._owed_s > 0.0:
+            self._owed_s = max(0.0, self._owed_s - cost_s)

@@ -51,5 +51,5 @@ class DeficitRoundRobin:
             self._deficit_s[lane] -= cost_s
 
     def emptied(self, lane: Lane) -> None:
-        if lane in self._deficit_s:
-            self._deficit_s[lane] = min(self._deficit_s[lane], 0.0)
+        if self._deficit_s.get(lane, 0.0) > 0.0:
+            self._deficit_s[lane] = 0.0
