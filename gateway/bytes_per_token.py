@@ -21,7 +21,7 @@ class BytesPerToken:
 
     def estimate(self, model: str, num_body_bytes: int) -> int:
         """Prompt tokens, at least 1."""
-        return max(1, round(num_body_bytes / self.ratio(model)))
+        return round(num_body_bytes / self._ratios.get(model, PRIOR)) or 1
 
     def learn(self, model: str, num_body_bytes: int, prompt_tokens: int) -> None:
         if prompt_tokens <= 0 or num_body_bytes <= 0:
@@ -30,6 +30,8 @@ class BytesPerToken:
         if not LOWEST <= seen <= HIGHEST or (model not in self._ratios and len(self._ratios) >= MAX_MODELS):
             return
         ratio = self.ratio(model)
-        clipped = min(max(seen, ratio / 2.0), ratio * 2.0)
-        weight = STEP * min(1.0, prompt_tokens / FULL_TOKENS)
-        self._ratios[model] = ratio + weight * (clipped - ratio)
+        change = seen - ratio
+        if not -0.5 * ratio <= change <= ratio:  # further off than half or twice as many
+            change = -0.5 * ratio if change < 0.0 else ratio
+        weight = STEP if prompt_tokens >= FULL_TOKENS else STEP * prompt_tokens / FULL_TOKENS
+        self._ratios[model] = ratio + weight * change

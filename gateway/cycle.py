@@ -207,7 +207,8 @@ class Cycle:
         # A request whose end wasn't awaited: what comes next on the connection couldn't be told from it.
         if self.more_body or self._owner.is_last:
             self.keep_alive = False
-        lines = [STATUS_LINES[status]]
+        pieces = [STATUS_LINES[status]]
+        num_lines = 1
         has_date = has_server = False
         for name, value in headers:
             if name not in _LOOKED_AT:
@@ -230,16 +231,20 @@ class Cycle:
                 continue
             else:
                 continue
-            lines.append(b"%b: %b\r\n" % (name, value))
+            pieces += (name, b": ", value, b"\r\n")
+            num_lines += 1
         if not has_date:
-            lines.append(self._owner.date())
+            pieces.append(self._owner.date())
+            num_lines += 1
         if not self.keep_alive:
-            lines.append(b"connection: close\r\n")
+            pieces.append(b"connection: close\r\n")
+            num_lines += 1
         if self._has_body(status) and self._left is None and self.scope["http_version"] == "1.1":
             self.is_chunked = True
-            lines.append(b"transfer-encoding: chunked\r\n")
-        head = b"".join(lines)
-        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines) or b"\0" in head:
+            pieces.append(b"transfer-encoding: chunked\r\n")
+            num_lines += 1
+        head = b"".join(pieces)
+        if len(head.splitlines()) != num_lines or b"\0" in head:
             self.response_started = False
             raise RuntimeError("a header of the answer holds a line break")
         return head + b"\r\n"
