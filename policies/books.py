@@ -1,20 +1,25 @@
 """Who waits, who runs, and what each replica's running calls hold: every fact once."""
 
+from collections.abc import Mapping
+
+from .admission.port import Admission
+from .fleet import Fleet
 from .job import Job, RunningCall
 from .lifecycle import LifecycleError, State
 from .queue import WaitingQueue
 from .slots import ReplicaSlots
-from .types import Lane, ReplicaLike
+from .types import Lane
 
 
 class Books:
     """The records that `DispatchCore` keeps. No decision is made here."""
 
-    def __init__(self) -> None:
+    def __init__(self, admission: Admission) -> None:
         self.queue = WaitingQueue()
         self.jobs: dict[str, Job] = {}  # by request id, from offer to end
         self.calls: dict[int, Job] = {}  # by call id, while a slot is held
-        self.replicas: dict[str, ReplicaSlots] = {}  # in order of replica id
+        self.fleet = Fleet(admission)
+        self.replicas: Mapping[str, ReplicaSlots] = self.fleet.replicas
 
     def running(self, call_id: int) -> tuple[Job, RunningCall]:
         """The call and its request; LifecycleError where it has ended or never began."""
@@ -22,13 +27,6 @@ class Books:
         if job is None or job.call is None:
             raise LifecycleError(f"call {call_id} isn't running: it has ended, or never began")
         return job, job.call
-
-    def serves(self, model: str) -> bool:
-        """Whether any replica names this model, available or not."""
-        for slots in self.replicas.values():  # noqa: SIM110 - once a request: a generator takes three times as long
-            if model in slots.replica.models:
-                return True
-        return False
 
     def start(self, job: Job, call: RunningCall) -> None:
         job.call = call
@@ -40,20 +38,7 @@ class Books:
         del self.calls[call.call_id]
         slots = self.replicas[call.replica_id]
         slots.give_back(call)
-        self.forget_if_removed(slots)
-
-    def announce(self, replica: ReplicaLike) -> None:
-        slots = self.replicas.get(replica.replica_id)
-        if slots is None:
-            self.replicas[replica.replica_id] = ReplicaSlots(replica)
-            self.replicas = dict(sorted(self.replicas.items()))
-        else:
-            slots.replica = replica
-            slots.is_removed = False
-
-    def forget_if_removed(self, slots: ReplicaSlots) -> None:
-        if slots.is_removed and not slots.calls:
-            del self.replicas[slots.replica.replica_id]
+        self.fleet.forget_if_removed(slots)
 
     def queued_by_lane(self) -> dict[Lane, int]:
         return {lane: self.queue.num_in_lane(lane) for lane in Lane}
@@ -72,9 +57,7 @@ class Books:
         }
         held = {call_id for slots in self.replicas.values() for call_id in slots.calls}
         assert held == set(self.calls)
-        for slots in self.replicas.values():
-            assert slots.in_flight_tokens == sum(call.slot_tokens for call in slots.calls.values())
-            assert slots.prefill_tokens == sum(call.prefill_tokens for call in slots.calls.values())
+        self.fleet.check_integrity()
         for call_id, job in self.calls.items():
             assert job.call is not None
             assert job.call.call_id == call_id

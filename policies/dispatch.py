@@ -19,9 +19,9 @@ from .job import Job, RunningCall
 from .lifecycle import Event, LifecycleError, State
 from .policy import Policy
 from .queue import WaitingQueue
+from .routing.port import Room
 from .selection import Selection
 from .shedding.port import ADMIT
-from .slots import ReplicaSlots
 from .types import (
     Call,
     Effect,
@@ -44,7 +44,8 @@ class DispatchCore:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._books = Books()
+        self._books = Books(policy.admission)
+        self._selection = Selection(policy, self._books.queue, self._books.fleet)
         self._absence = Absence()
         self._prefill_ends = prefills.EstimatedEnds()
         self._num_offered = 0
@@ -59,7 +60,7 @@ class DispatchCore:
         """A request arrives; its id must not be one that is still known (LifecycleError)."""
         if request.request_id in self._books.jobs:
             raise LifecycleError(f"request {request.request_id} was offered already")
-        if not self._books.serves(request.model):
+        if not self._books.fleet.serves(request.model):
             return Rejected(Reason.UNKNOWN_MODEL, None)
         self._num_offered += 1
         job = Job(request, self._num_offered)
@@ -171,26 +172,24 @@ class DispatchCore:
 
     def replica_changed(self, replica: ReplicaLike, now_s: float) -> None:
         """A replica is new, or something of it changed. Until `capacity_granted`, a new one has no capacity."""
-        self._books.announce(replica)
+        self._books.fleet.announce(replica)
 
     def replica_removed(self, replica_id: str, now_s: float) -> None:
         """Nothing more is sent there; its running calls end as they end."""
-        slots = self._books.replicas[replica_id]
-        slots.is_removed = True
         self._policy.cost.forget(replica_id)
-        self._books.forget_if_removed(slots)
+        self._books.fleet.remove(replica_id)
 
     def capacity_granted(self, replica_id: str, tokens: int | None, now_s: float) -> None:
         """Tokens that may be in flight there in all; None: everything. Less than what runs stops nothing that runs."""
-        slots = self._books.replicas[replica_id]
-        slots.granted_tokens = tokens
-        slots.asked_tokens = 0
+        self._books.fleet.grant(replica_id, tokens)
 
     def set_policy(self, policy: Policy, now_s: float) -> None:
         """From now on this policy decides; what waits is estimated, put into lanes and ordered anew."""
         self._policy = policy
+        self._books.fleet.govern(policy.admission)
         waiting = self._books.queue.jobs()
         self._books.queue = WaitingQueue()
+        self._selection = Selection(policy, self._books.queue, self._books.fleet)
         for job in waiting:
             appraisal.estimate(policy, job)
             appraisal.enlist(policy, job)
@@ -210,9 +209,9 @@ class DispatchCore:
             self._prefill_ends.end_due(now_s, self._books)
             prefills.stop(self._policy.slicing, self._books, effects)
         else:
-            selection = self._selection()
+            selection = self._selection
             self._evict_late(now_s, effects)
-            self._evict_unservable(selection, now_s, effects)
+            self._evict_unservable(now_s, effects)
             self._prefill_ends.end_due(now_s, self._books)
             prefills.stop(self._policy.slicing, self._books, effects)
             while queue.num_requests and (choice := selection.next(now_s)):
@@ -271,7 +270,7 @@ class DispatchCore:
 
     def can_serve(self, model: str, exclude: Collection[str] = (), *, feature: str | None = None) -> bool:
         """Whether an available replica outside `exclude` serves this model: would a `requeue` find a place?"""
-        return bool(self._selection().eligible((model, None, feature, frozenset(exclude))))
+        return self._books.fleet.has_replica((model, None, feature, frozenset(exclude)))
 
     def check_integrity(self) -> None:
         """Raises AssertionError where two records of the same fact differ. For tests, and for a check when idle."""
@@ -279,12 +278,9 @@ class DispatchCore:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _selection(self) -> Selection:
-        return Selection(self._policy, self._books.queue, self._books.replicas)
-
     def _can_go_at_once(self, job: Job) -> bool:
         """Whether it wouldn't wait, so that a full queue is none of its business."""
-        return job.pool not in self._books.queue.pools() and bool(self._selection().under_caps(job))
+        return job.pool not in self._books.queue.pools() and any(self._selection.under_caps(job))
 
     def _join_queue(self, job: Job) -> None:
         queue = self._books.queue
@@ -313,19 +309,19 @@ class DispatchCore:
         while (job := self._books.queue.next_deadline()) and (job.request.deadline_s or 0.0) <= now_s:
             self._evict(job, entrance.why_late(job, now_s), effects)
 
-    def _evict_unservable(self, selection: Selection, now_s: float, effects: list[Effect]) -> None:
-        pools = self._books.queue.pools()
-        if not self._absence.is_noted and all(map(selection.eligible, pools)):
+    def _evict_unservable(self, now_s: float, effects: list[Effect]) -> None:
+        pools, has_replica = self._books.queue.pools(), self._books.fleet.has_replica
+        if not self._absence.is_noted and all(map(has_replica, pools)):
             return
-        self._absence.note({pool for pool in pools if not selection.eligible(pool)}, now_s)
+        self._absence.note({pool for pool in pools if not has_replica(pool)}, now_s)
         if given_up := self._absence.give_up(self._policy.no_replica_grace_s, now_s):
             for job in self._books.queue.jobs():
                 if job.pool in given_up:
                     self._evict(job, Reason.NO_REPLICA, effects)
 
-    def _dispatch(self, job: Job, room: list[ReplicaSlots], now_s: float) -> Call:
+    def _dispatch(self, job: Job, room: Room, now_s: float) -> Call:
         policy, request = self._policy, job.request
-        replica_id, why = policy.routing.pick(request, [slots.load() for slots in room])
+        replica_id, why = policy.routing.pick(request, room)
         slots = self._books.replicas[replica_id]
         if replica_id != job.pinned_replica_id:
             job.computed_tokens = 0  # what was computed lies in another replica's cache

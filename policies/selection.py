@@ -1,35 +1,37 @@
 """Which waiting request goes next, and where it can go."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Set
 
 from .fairness.flows import FlowKey
+from .fleet import Fleet
 from .job import Job, PoolKey
 from .policy import Policy
+from .pool import Pool, Room
 from .queue import WaitingQueue
 from .slots import ReplicaSlots
 from .types import Effect, Lane, WantCapacity
 
+_NONE: frozenset[str] = frozenset()
 _TURN_LANES = tuple(lane for lane in Lane if lane is not Lane.BACKGROUND)
 
 
 class Selection:
-    """The decisions of one poll, during which no replica comes, goes or changes; thrown away after it."""
+    """A policy's choice among what waits and where it could go; keeps nothing of its own."""
 
-    def __init__(self, policy: Policy, queue: WaitingQueue, replicas: Mapping[str, ReplicaSlots]) -> None:
+    def __init__(self, policy: Policy, queue: WaitingQueue, fleet: Fleet) -> None:
         self._policy = policy
         self._queue = queue
-        self._replicas = replicas
-        self._eligible: dict[PoolKey, list[ReplicaSlots]] = {}
+        self._fleet = fleet
 
-    def next(self, now_s: float) -> tuple[Job, list[ReplicaSlots]] | None:
-        """The request that goes now, with the replicas that have room for it; None: nobody can."""
+    def next(self, now_s: float) -> tuple[Job, Room] | None:
+        """The request that goes now, with where there is room for it; None: nobody can."""
         if choice := self._choose(now_s):
             job = choice[0]
             if job.lane is not Lane.BACKGROUND:
                 self._policy.background.others_went(job.cost_s)
         return choice
 
-    def _choose(self, now_s: float) -> tuple[Job, list[ReplicaSlots]] | None:
+    def _choose(self, now_s: float) -> tuple[Job, Room] | None:
         if (job := self._queue.only) is not None:
             return self._choose_only(job, now_s)
         reserved: set[str] = set()
@@ -60,13 +62,13 @@ class Selection:
 
     def _heads(
         self, flow: FlowKey, reserved: set[str], held: set[tuple[Lane, PoolKey]]
-    ) -> dict[Lane, tuple[Job, list[ReplicaSlots]]]:
+    ) -> dict[Lane, tuple[Job, Room]]:
         """The first request of each of the flow's lanes that can go now, with where it can.
 
         `held`: where a flow whose turn came earlier has a request that doesn't fit, which nobody in the same lane and
         pool may pass: else those of others that are small enough could hold it up for ever.
         """
-        heads: dict[Lane, tuple[Job, list[ReplicaSlots]]] = {}
+        heads: dict[Lane, tuple[Job, Room]] = {}
         lanes = self._queue.lanes(flow)
         for lane in _TURN_LANES:
             if lane in lanes:
@@ -79,7 +81,7 @@ class Selection:
                     held.add((lane, job.pool))
         return heads
 
-    def _choose_only(self, job: Job, now_s: float) -> tuple[Job, list[ReplicaSlots]] | None:
+    def _choose_only(self, job: Job, now_s: float) -> tuple[Job, Room] | None:
         """What the rules come to where nobody else waits."""
         room = self.with_room(job)
         if not room:
@@ -98,70 +100,60 @@ class Selection:
 
     def _reserve(self, job: Job, reserved: set[str]) -> None:
         """Overdue and too big for what is free: the replica closest to having room takes nothing else meanwhile."""
-        waiting_for = [slots for slots in self.eligible(job.pool) if slots.replica.replica_id not in reserved]
-        if waiting_for:
-            reserved.add(min(waiting_for, key=lambda slots: slots.in_flight_tokens).replica.replica_id)
+        nearest = self._fleet.pool(job.pool).nearest(reserved | job.pool[3])
+        if nearest is not None:
+            reserved.add(nearest.replica_id)
 
-    def _idle_capacity(self, reserved: set[str]) -> tuple[Job, list[ReplicaSlots]] | None:
+    def _idle_capacity(self, reserved: set[str]) -> tuple[Job, Room] | None:
         """Background work runs where nobody else waits."""
         if not self._queue.num_in_lane(Lane.BACKGROUND):
             return None
-        wanted = {slots.replica.replica_id for job in self._queue.oldest() for slots in self.eligible(job.pool)}
-        closed = reserved | wanted
+        closed = reserved | self._wanted()
         for flow in self._policy.turns.flows.in_order(self._queue.flows()):
             for job in self._queue.heads(flow, Lane.BACKGROUND):
                 if room := self.with_room(job, closed):
                     return job, room
         return None
 
-    def eligible(self, pool: PoolKey) -> list[ReplicaSlots]:
-        """The replicas that may be used at all: available, serving the model, not failed for this request."""
-        eligible = self._eligible.get(pool)
-        if eligible is None:
-            model, adapter, feature, exclude = pool
-            eligible = self._eligible[pool] = [
-                slots
-                for replica_id, slots in self._replicas.items()
-                if slots.replica.is_available
-                and not slots.is_removed
-                and model in slots.replica.models
-                and (adapter is None or adapter in slots.replica.models)
-                and (feature is None or feature in slots.replica.features)
-                and replica_id not in exclude
-            ]
-        return eligible
+    def _wanted(self) -> set[str]:
+        """The replicas that somebody waits for who isn't background."""
+        return {
+            slots.replica_id
+            for job in self._queue.oldest()
+            for slots in self._fleet.pool(job.pool).members
+            if slots.replica_id not in job.pool[3]
+        }
 
-    def with_room(self, job: Job, reserved: Iterable[str] = ()) -> list[ReplicaSlots]:
-        """Where this request could start now, in order of replica id."""
-        slot_tokens = job.slot_tokens
-        return [slots for slots in self.under_caps(job, reserved) if slots.is_granted(slot_tokens)]
+    def with_room(self, job: Job, reserved: Set[str] = _NONE) -> Room | None:
+        """Where this request could start now."""
+        exclude = job.pool[3]
+        return self._pool(job).room(job.slot_tokens, exclude | reserved if exclude else reserved)
 
-    def under_caps(self, job: Job, reserved: Iterable[str] = ()) -> list[ReplicaSlots]:
+    def under_caps(self, job: Job) -> Iterator[ReplicaSlots]:
         """Where the caps would allow it, whatever has been granted."""
-        admission, slot_tokens = self._policy.admission, job.slot_tokens
-        eligible = self.eligible(job.pool)
-        if job.pinned_replica_id is not None:  # where its slices are cached, as long as that one is there
-            pinned = [slots for slots in eligible if slots.replica.replica_id == job.pinned_replica_id]
-            eligible = pinned or eligible
-        return [
-            slots
-            for slots in eligible
-            if slots.replica.replica_id not in reserved
-            and slots.has_room(
-                slot_tokens,
-                admission.max_in_flight_tokens(slots.replica),
-                admission.max_prefill_tokens(slots.replica),
-            )
-        ]
+        admission, slot_tokens, exclude = self._policy.admission, job.slot_tokens, job.pool[3]
+        for slots in self._pool(job).members:
+            replica = slots.replica
+            caps = admission.max_in_flight_tokens(replica), admission.max_prefill_tokens(replica)
+            if slots.replica_id not in exclude and slots.room_tokens(*caps) >= slot_tokens:
+                yield slots
+
+    def _pool(self, job: Job) -> Pool:
+        pool, pinned_id = self._fleet.pool(job.pool), job.pinned_replica_id
+        if pinned_id is None or pinned_id in job.pool[3]:
+            return pool
+        # Where its slices are cached, as long as that one is there.
+        pinned = [slots for slots in pool.members if slots.replica_id == pinned_id]
+        return Pool(pinned, self._policy.admission) if pinned else pool
 
     def want_capacity(self, effects: list[Effect]) -> None:
         """Asks for what the heads of the queue need beyond the grants; once, until a grant comes."""
-        if all(slots.granted_tokens is None for slots in self._replicas.values()):
+        if self._fleet.is_all_granted:
             return
         queue = self._queue
         for job in [job for flow in queue.flows() for lane in queue.lanes(flow) for job in queue.heads(flow, lane)]:
             for slots in self.under_caps(job):
                 tokens = slots.in_flight_tokens + job.slot_tokens
-                if not slots.is_granted(job.slot_tokens) and tokens > slots.asked_tokens:
+                if job.slot_tokens > slots.granted_room_tokens and tokens > slots.asked_tokens:
                     slots.asked_tokens = tokens
-                    effects.append(WantCapacity(slots.replica.replica_id, tokens, (job.key, float(job.seq))))
+                    effects.append(WantCapacity(slots.replica_id, tokens, (job.key, float(job.seq))))

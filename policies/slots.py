@@ -1,5 +1,7 @@
 """The ledger of one replica: what its running calls hold."""
 
+import math
+
 from .job import RunningCall
 from .routing.port import ReplicaLoad
 from .types import ReplicaLike
@@ -10,43 +12,70 @@ class ReplicaSlots:
 
     def __init__(self, replica: ReplicaLike) -> None:
         self.replica = replica
+        self.replica_id = replica.replica_id
         self.in_flight_tokens = 0
         self.prefill_tokens = 0
         self.calls: dict[int, RunningCall] = {}
+        self.last_call_id = 0
+        """The last call that began here: of two replicas, the lower one was given a call longer ago."""
         self.granted_tokens: int | None = 0  # None: everything
         self.asked_tokens = 0  # the largest amount asked for since the last grant
         self.is_removed = False  # forgotten once its last call has ended
+        self.told: list[set[ReplicaSlots]] = []
+        """It puts itself into these sets when something of it changes: see `Pool.stale`."""
 
     def take(self, call: RunningCall) -> None:
         self.calls[call.call_id] = call
+        self.last_call_id = call.call_id
         self.in_flight_tokens += call.slot_tokens
         self.prefill_tokens += call.prefill_tokens
+        self._changed()
 
     def give_back(self, call: RunningCall) -> None:
         del self.calls[call.call_id]
         self.in_flight_tokens -= call.slot_tokens
         self.prefill_tokens -= call.prefill_tokens
+        self._changed()
 
     def prefill_ended(self, call: RunningCall) -> None:
         """Idempotent."""
-        self.prefill_tokens -= call.prefill_tokens
-        call.prefill_tokens = 0
+        if call.prefill_tokens:
+            self.prefill_tokens -= call.prefill_tokens
+            call.prefill_tokens = 0
+            self._changed()
 
     def resize(self, call: RunningCall, slot_tokens: int) -> None:
-        self.in_flight_tokens += slot_tokens - call.slot_tokens
-        call.slot_tokens = slot_tokens
+        if slot_tokens != call.slot_tokens:
+            self.in_flight_tokens += slot_tokens - call.slot_tokens
+            call.slot_tokens = slot_tokens
+            self._changed()
 
-    def has_room(self, slot_tokens: int, max_tokens: int, max_prefill_tokens: int) -> bool:
-        """Whether another call may start under the caps, leaving grants aside. A replica without calls always has."""
+    def grant(self, tokens: int | None) -> None:
+        """So many tokens may be in flight in all; None: everything."""
+        self.granted_tokens = tokens
+        self.asked_tokens = 0
+        self._changed()
+
+    def room_tokens(self, max_tokens: int, max_prefill_tokens: int) -> float:
+        """How many tokens another call may hold under the caps, grants aside; below 0: none may start.
+
+        A replica without calls has room for any.
+        """
         if not self.calls:
-            return True
+            return math.inf
         max_requests = self.replica.max_in_flight_requests
         if max_requests is not None and len(self.calls) >= max_requests:
-            return False
-        return self.in_flight_tokens + slot_tokens <= max_tokens and self.prefill_tokens < max_prefill_tokens
+            return -1
+        return max_tokens - self.in_flight_tokens if self.prefill_tokens < max_prefill_tokens else -1
 
-    def is_granted(self, slot_tokens: int) -> bool:
-        return self.granted_tokens is None or self.in_flight_tokens + slot_tokens <= self.granted_tokens
+    @property
+    def granted_room_tokens(self) -> float:
+        """How many tokens another call may hold under what was granted."""
+        return math.inf if self.granted_tokens is None else self.granted_tokens - self.in_flight_tokens
 
     def load(self) -> ReplicaLoad:
-        return ReplicaLoad(self.replica.replica_id, self.in_flight_tokens, self.prefill_tokens, len(self.calls))
+        return ReplicaLoad(self.replica_id, self.in_flight_tokens, self.prefill_tokens, len(self.calls))
+
+    def _changed(self) -> None:
+        for stale in self.told:
+            stale.add(self)

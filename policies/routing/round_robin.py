@@ -1,9 +1,7 @@
 """Replicas in turn."""
 
-from collections.abc import Sequence
-
 from ..types import RequestLike
-from .port import ReplicaLoad
+from .port import Room
 
 
 class RoundRobin:
@@ -14,7 +12,6 @@ class RoundRobin:
     def __init__(self) -> None:
         self._last = ""
 
-    def pick(self, request: RequestLike, candidates: Sequence[ReplicaLoad]) -> tuple[str, str]:
-        following = [load.replica_id for load in candidates if load.replica_id > self._last]
-        self._last = following[0] if following else candidates[0].replica_id
-        return self._last, f"its turn among {len(candidates)} with room"
+    def pick(self, request: RequestLike, room: Room) -> tuple[str, str]:
+        self._last = room.following(self._last).replica_id
+        return self._last, "its turn among those with room"

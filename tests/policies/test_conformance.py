@@ -69,7 +69,7 @@ class TestEveryPolicy:
         """After a poll no request waits for which a replica has room, unless an overdue one has it reserved."""
 
         def nobody_could_go(core: DispatchCore, now_s: float) -> None:
-            assert core._selection().next(now_s) is None
+            assert core._selection.next(now_s) is None
             idle = [slots for slots in core._books.replicas.values() if not slots.calls]
             assert not (idle and core.num_queued), "a replica idles while a request waits"
 

@@ -2,12 +2,14 @@
 
 import math
 import random
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 
 from policies.builtin import ADMISSIONS, FLOWS, ORDERINGS, ROUTINGS, SHEDDINGS, TURNS
 from policies.config import ALWAYS, ROLES, PolicyConfigError, PolicySpec, build_policy, effective_options
+from policies.dispatch import DispatchCore
 from policies.estimate.output import OutputQuantiles
 from policies.estimate.window import RecentQuantiles
 from policies.fairness.background import BackgroundClaim
@@ -26,11 +28,10 @@ from policies.ordering.fcfs import Fcfs
 from policies.queue import WaitingQueue
 from policies.registry import Option, Part, Registry
 from policies.routing.least_tokens import LeastTokens
-from policies.routing.port import ReplicaLoad
-from policies.routing.round_robin import RoundRobin
+from policies.routing.port import ReplicaLoad, Room
 from policies.traffic import Load, Traffic
-from policies.types import Lane
-from tests.policies.support import FakeRequest
+from policies.types import Call, Lane, Outcome, RequestLike, Sample
+from tests.policies.support import FakeReplica, FakeRequest, calls, make_core, offer
 
 NO_PART = "no-such-part"
 
@@ -317,20 +318,49 @@ class TestBackgroundClaim:
 
 
 class TestRoutings:
-    LOADS = (ReplicaLoad("r1", 50, 0, 2), ReplicaLoad("r2", 10, 0, 1), ReplicaLoad("r3", 10, 0, 1))
+    def picked(self, routing: str, num_calls: int) -> list[str]:
+        """Where so many requests go that come one after the other and stay, to three replicas with room for two."""
+        replicas = (FakeReplica(f"r{n}", max_in_flight_requests=2) for n in (1, 2, 3))
+        core = make_core(*replicas, routing=routing, ordering="fcfs", lanes="single")
+        for number in range(num_calls):
+            offer(core, f"q{number}", prompt_tokens=100 if number == 0 else 10)
+        return [replica_id for _, replica_id in calls(core.poll(0.0))]
 
     def test_least_tokens_spreads_ties(self) -> None:
-        """The least loaded goes first, and equals take turns."""
-        routing = LeastTokens()
-        picked = [routing.pick(FakeRequest(), self.LOADS)[0] for _ in range(4)]
-        assert picked == ["r2", "r3", "r2", "r3"]
+        """The least loaded goes first, equals take turns, and a full one is left out."""
+        assert self.picked("least-tokens", 6) == ["r1", "r2", "r3", "r2", "r3", "r1"]
 
     def test_round_robin_takes_turns_among_those_with_room(self) -> None:
-        """In order of id, skipping who is missing, and round again."""
-        routing = RoundRobin()
-        picked = [routing.pick(FakeRequest(), self.LOADS)[0] for _ in range(2)]
-        picked += [routing.pick(FakeRequest(), loads)[0] for loads in (self.LOADS[:1], self.LOADS[1:], self.LOADS)]
-        assert picked == ["r1", "r2", "r1", "r2", "r3"]
+        """In order of id, skipping who has none, and round again."""
+        assert self.picked("round-robin", 6) == ["r1", "r2", "r3", "r1", "r2", "r3"]
+        core = make_core(*(FakeReplica(f"r{n}", max_in_flight_requests=1) for n in (1, 2, 3)), routing="round-robin")
+        for number in range(3):
+            offer(core, f"q{number}")
+        first, second, _ = (effect for effect in core.poll(0.0) if isinstance(effect, Call))
+        for number, call in enumerate((second, first)):  # r2, then r1, is the only one with room
+            core.call_ended(call.call_id, Outcome.SUCCESS, Sample(), 1.0)
+            offer(core, f"late{number}", 1.0)
+            assert calls(core.poll(1.0)) == [(f"late{number}", call.replica_id)]
+
+    def test_the_port_shows_all_that_have_room(self) -> None:
+        """For routings that compare replicas by something else: each with its load, in order of id."""
+        rooms: list[list[ReplicaLoad]] = []
+
+        class Watching(LeastTokens):
+            def pick(self, request: RequestLike, room: Room) -> tuple[str, str]:
+                rooms.append(list(room.all()))
+                return super().pick(request, room)
+
+        policy = replace(build_policy(PolicySpec()), routing=Watching())
+        core = DispatchCore(policy)
+        for number in (2, 1, 3):
+            core.replica_changed(FakeReplica(f"r{number}", max_in_flight_requests=1), 0.0)
+            core.capacity_granted(f"r{number}", None, 0.0)
+        for number in range(2):
+            offer(core, f"q{number}")
+        core.poll(0.0)
+        idle = [ReplicaLoad(f"r{number}", 0, 0, 0) for number in (1, 2, 3)]
+        assert rooms == [idle, idle[1:]]
 
 
 class TestLanes:
