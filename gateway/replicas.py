@@ -5,6 +5,7 @@ says about its load corrects the picture; a scrape that fails changes nothing, f
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
@@ -18,6 +19,9 @@ from .replica_health import EjectionRule, Rotation
 from .replica_kinds import TGI_MODEL
 from .replica_watch import Watcher
 from .served_models import ServedModel, served_models
+
+_Standing = tuple[frozenset[str], bool, Rotation]
+"""What of a replica decides which others may be used: its models, whether it is healthy, whether it was ejected."""
 
 
 class ReplicaPool:
@@ -56,6 +60,9 @@ class ReplicaPool:
         self.aliases: Mapping[str, str] = {}
         """Other names of models: alias → name."""
         self._name_models(config)
+        self._standings: dict[str, _Standing] = {}
+        self._num_available: Counter[str] = Counter()
+        """By model, the available replicas that serve it."""
         self._told: dict[str, tuple[object, ...]] = {}
         self._watchers: dict[str, Watcher] = {}
         self._trials: dict[str, asyncio.TimerHandle] = {}
@@ -123,7 +130,7 @@ class ReplicaPool:
                 self._on_removed(replica_id)
         if self._is_running:
             self._watch_all()
-            self._settle(next(iter(self._replicas.values())))
+            self._settle_all(self._clock())
 
     def _name_models(self, config: GatewayConfig) -> None:
         self._config = config
@@ -202,36 +209,54 @@ class ReplicaPool:
             self._settle(replica)
 
     def _settle(self, changed: Replica) -> None:
-        """Works out availability after something about `changed` changed, and tells of every difference."""
+        """Something about `changed` may have changed: works out what follows, and tells of every difference."""
+        if self._replicas.get(changed.replica_id) is not changed:
+            return  # taken away meanwhile
         now_s = self._clock()
         if (handle := self._trials.pop(changed.replica_id, None)) is not None:
             handle.cancel()
-        state = changed.ejection.state(now_s)
+        standing = _, _, state = _standing(changed, now_s)
         if state is Rotation.EJECTED and self._watchers and (until_s := changed.ejection.until_s) is not None:
             loop = asyncio.get_running_loop()
             self._trials[changed.replica_id] = loop.call_later(until_s - now_s, self._settle, changed)
-        healthy = [replica for replica in self._replicas.values() if replica.is_healthy]
-        states = {replica.replica_id: replica.ejection.state(now_s) for replica in healthy}
+        if self._standings.get(changed.replica_id) != standing:
+            self._settle_all(now_s)
+            return
+        # As before, so the others are as they were: a thousand replicas are probed without looking at all for each.
+        self._tell(changed)
+        if changed.is_hung and self._on_hung is not None:
+            self._on_hung(changed.replica_id)
+
+    def _settle_all(self, now_s: float) -> None:
+        replicas = self._replicas.values()
+        self._standings = {replica.replica_id: _standing(replica, now_s) for replica in replicas}
+        states = {replica_id: state for replica_id, (_, is_healthy, state) in self._standings.items() if is_healthy}
         # A doubtful replica is better than none (Envoy's panic mode): only those are left out, or held to one request,
         # whose every model others serve.
-        trusted = _models(replica for replica in healthy if states[replica.replica_id] is Rotation.IN)
-        usable = _models(replica for replica in healthy if states[replica.replica_id] is not Rotation.EJECTED)
-        for replica in self._replicas.values():
+        trusted = _models(replica for replica in replicas if states.get(replica.replica_id) is Rotation.IN)
+        usable = _models(
+            replica for replica in replicas if states.get(replica.replica_id, Rotation.EJECTED) is not Rotation.EJECTED
+        )
+        for replica in replicas:
             found = states.get(replica.replica_id)
-            replica.put_on_trial(found is Rotation.TRIAL and replica.models <= trusted)
-            replica.is_available = found is not None and (found is not Rotation.EJECTED or not replica.models <= usable)
+            replica.put_on_trial(found is Rotation.TRIAL and replica.models <= trusted.keys())
+            replica.is_available = found is not None and (
+                found is not Rotation.EJECTED or not replica.models <= usable.keys()
+            )
             self._tell(replica)
-        if any(replica.is_available for replica in self._replicas.values()):
+        self._num_available = _models(replica for replica in replicas if replica.is_available)
+        if any(replica.is_available for replica in replicas):
             self._has_available.set()
         else:
             self._has_available.clear()
-        for replica in self._replicas.values():
+        for replica in replicas:
             if replica.is_hung and self._on_hung is not None:
                 self._on_hung(replica.replica_id)
 
     def _listen_to(self, replica: Replica) -> Callable[[], bool]:
-        others = _models(each for each in self._replicas.values() if each.is_available and each is not replica)
-        if self._listen is None or not replica.models <= others:
+        beside = 1 if replica.is_available else 0
+        others_can = all(self._num_available[name] > beside for name in replica.models)
+        if self._listen is None or not others_can:
             return lambda: False  # nobody could take its calls: no haste
         return self._listen(replica.replica_id)
 
@@ -251,5 +276,10 @@ def _is_same_server(one: ReplicaConfig, other: ReplicaConfig) -> bool:
     return (one.url, one.kind, one.models, one.also_serves) == (other.url, other.kind, other.models, other.also_serves)
 
 
-def _models(replicas: Iterable[Replica]) -> set[str]:
-    return {name for replica in replicas for name in replica.models}
+def _models(replicas: Iterable[Replica]) -> Counter[str]:
+    """How many of them serve each model."""
+    return Counter(name for replica in replicas for name in replica.models)
+
+
+def _standing(replica: Replica, now_s: float) -> _Standing:
+    return replica.models, replica.is_healthy, replica.ejection.state(now_s)

@@ -360,6 +360,29 @@ async def test_the_last_replica_of_a_model_stays() -> None:
         assert pool.get("r1").is_available
 
 
+async def test_what_changes_nothing_for_others_looks_at_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among a thousand replicas a probe that finds all as it was, or one failed call, costs a look at that replica."""
+    rule = EjectionRule(num_failures=2)
+    async with (
+        tiny_replica(**good()) as one,
+        tiny_replica(**good()) as two,
+        running_pool(config_of(one, two, interval_s=60.0), rule=rule) as pool,
+    ):
+        await until(lambda: all(replica.is_available for replica in pool.all()))
+        looked_at: list[str] = []
+        as_seen = Replica.as_seen
+
+        def watched(replica: Replica) -> tuple[object, ...]:
+            looked_at.append(replica.replica_id)
+            return as_seen(replica)
+
+        monkeypatch.setattr(Replica, "as_seen", watched)
+        pool.report_failure("r1")
+        assert looked_at == ["r1"]
+        pool.report_failure("r1")
+        assert set(looked_at) == {"r1", "r2"}, "the second takes it out, which may concern others"
+
+
 async def test_names_aliases_and_the_default_resolve() -> None:
     """What a request may call a model; anything else is None."""
     async with tiny_replica(**good()) as fake:
