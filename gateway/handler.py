@@ -220,7 +220,7 @@ class Handler:
                         record.lane, record.lane_why = place.admitted.lane, place.admitted.lane_why
                         record.own_lane = place.admitted.own_lane
                         record.predicted_output_tokens = place.admitted.predicted_output_tokens
-                        if record.declared_lane not in (None, record.lane):
+                        if record.declared_lane not in (None, record.lane) or record.own_lane is not record.lane:
                             record.reason = record.lane_why
                     await self._caller.answer(sending, place, record)
 

@@ -89,6 +89,11 @@ class Metrics:
             "Requests with objectives: met, or the first missed of not-served, ttft, tpot, e2e.",
             ["lane", "result"],
         )
+        self._downgraded = self._counters(
+            "tailgate_requests_downgraded_total",
+            "Requests that overload moved to the background lane, by the lane that was theirs.",
+            lane,
+        )
         self._retries = self._counters("tailgate_retries_total", "Calls to replicas beyond each request's first.", [])
         self._layers = self._histograms(
             "tailgate_layer_seconds",
@@ -192,6 +197,8 @@ class Metrics:
         self._requests.counts[record.route, lane, outcome] += 1.0
         if outcome in ("rejected", "evicted"):
             self._turned_away.counts[lane, outcome, record.reason or "unknown"] += 1.0
+        if record.own_lane is not None and record.own_lane is not record.lane:
+            self._downgraded.counts[record.own_lane.value,] += 1.0
         if self.objectives or record.first_token_by_s is not None:
             self._judge(record)
         if record.attempt > 1:

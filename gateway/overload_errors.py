@@ -5,7 +5,7 @@ from policies.types import Lane, Reason
 
 from .errors import GatewayError
 
-_RATE_LIMITED = frozenset({Reason.QUEUE_FULL, Reason.CAPACITY, Reason.LANE})
+_RATE_LIMITED = frozenset({Reason.QUEUE_FULL, Reason.CAPACITY, Reason.LANE, Reason.OVERLOAD})
 _WHY = {
     Reason.CAPACITY: "the request needs more tokens than the replicas may hold",
     Reason.LANE: "this lane takes no more requests",
@@ -13,6 +13,7 @@ _WHY = {
     Reason.QUEUE_FULL: "the queue is full",
     Reason.QUEUE_TIMEOUT: "it waited too long for a replica",
     Reason.DEADLINE: "its deadline came before a replica had room for it",
+    Reason.OVERLOAD: "more comes than can be served, and what others sent goes before it",
     Reason.UNKNOWN_MODEL: "no replica serves this model",
     Reason.DRAINING: "the gateway is shutting down",
 }

@@ -21,6 +21,7 @@ from .routing.least_tokens import LeastTokens
 from .routing.port import Routing
 from .routing.round_robin import RoundRobin
 from .shedding.bounds import BoundsOnly
+from .shedding.ladder import Ladder
 from .shedding.port import Shedding
 from .types import Lane
 
@@ -107,7 +108,22 @@ ADMISSIONS: Registry[Admission] = Registry(
     ],
 )
 
-SHEDDINGS: Registry[Shedding] = Registry("shedding", [Part("bounds", BoundsOnly)])
+SHEDDINGS: Registry[Shedding] = Registry(
+    "shedding",
+    [
+        Part("bounds", BoundsOnly),
+        Part(
+            "ladder",
+            Ladder,
+            {
+                "step_s": Option(5.0, "seconds of waiting work that are a step up the ladder", above=0.0),
+                "interactive_step_s": Option(0.1, "the same, of the interactive lane's part alone", above=0.0),
+                "defer_s": Option(10.0, "what is deferred is ordered as if it had come so much later", above=0.0),
+                "max_background_s": Option(3.0, "while so much background work waits, none is added", above=0.0),
+            },
+        ),
+    ],
+)
 
 ROUTINGS: Registry[Routing] = Registry("routing", [Part("least-tokens", LeastTokens), Part("round-robin", RoundRobin)])
 

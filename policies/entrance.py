@@ -20,7 +20,8 @@ def backlog(policy: Policy, queue: WaitingQueue) -> Backlog:
     """What waits, in seconds at the rate at which work was got done lately."""
     capacity = policy.traffic.capacity
     background_s = queue.work_s_in_lane(Lane.BACKGROUND)
-    return Backlog((queue.work_s - background_s) / capacity, background_s / capacity)
+    interactive_s = queue.work_s_in_lane(Lane.INTERACTIVE)
+    return Backlog((queue.work_s - background_s) / capacity, interactive_s / capacity, background_s / capacity)
 
 
 def why_late(job: Job, now_s: float) -> Reason:

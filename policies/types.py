@@ -35,6 +35,7 @@ class Reason(StrEnum):
     QUEUE_FULL = "queue-full"
     QUEUE_TIMEOUT = "queue-timeout"
     DEADLINE = "deadline"
+    OVERLOAD = "overload"
     UNKNOWN_MODEL = "unknown-model"
     DRAINING = "draining"
 

@@ -10,6 +10,8 @@ class Backlog(NamedTuple):
 
     turns_s: float
     """Of what has turns: everything but background work."""
+    interactive_s: float
+    """Of the interactive lane's part of that."""
     background_s: float
 
 

@@ -20,6 +20,10 @@ REPLICAS = (
 )
 
 
+PATIENT = {"ladder": {"step_s": 1000.0, "interactive_step_s": 1000.0}}
+"""For what is promised to those that may wait: parts that shed do so later."""
+
+
 def service_s(request: FakeRequest) -> float:
     return 0.001 * request.prompt_tokens + 0.02 * (request.max_output_tokens or 0)
 
@@ -27,11 +31,17 @@ def service_s(request: FakeRequest) -> float:
 def composed(
     *composition: str,
     replicas: tuple[FakeReplica, ...] = REPLICAS,
+    is_patient: bool = False,
     **wait: float,
 ) -> DispatchCore:
     options = {"cost": {"prefill_s_per_token": 0.001, "decode_s_per_token": 0.02}, "wait": wait}
+    options |= _patience(composition) if is_patient else {}
     spec: dict[str, Any] = dict(zip(ROLES, composition, strict=True))
     return make_core(*replicas, **spec, options=options)
+
+
+def _patience(composition: tuple[str, ...]) -> dict[str, dict[str, float]]:
+    return {name: options for name, options in PATIENT.items() if name in composition}
 
 
 @pytest.fixture
@@ -61,7 +71,7 @@ class TestEveryPolicy:
         for request in requests:
             world.arrives(request)
         world.run()
-        assert sorted(world.ended) == sorted(request.request_id for request in requests)
+        assert sorted(world.ended + world.rejected) == sorted(request.request_id for request in requests)
         assert world.core.num_queued == world.core.num_in_flight == 0
         assert [world.core.in_flight_tokens(replica.replica_id) for replica in REPLICAS] == [0, 0]
 
@@ -77,13 +87,13 @@ class TestEveryPolicy:
         for request in random_requests(random.Random(seed), 200, rate_per_s=6.0):
             world.arrives(request)
         world.run()
-        assert len(world.dispatched_s) == 200
+        assert len(world.dispatched_s) + len(world.rejected) == 200
 
     def test_bounds_starvation(self, composition: tuple[str, ...], seed: int) -> None:
         """Once a request has waited max_wait_s, nothing of its flow that came after it starts before it on its only
         replica. Other flows have their turns: what they may gain is bounded by the flows' own bound."""
         max_wait_s = 5.0
-        world = World(composed(*composition, replicas=REPLICAS[:1], max_wait_s=max_wait_s), service_s)
+        world = World(composed(*composition, replicas=REPLICAS[:1], is_patient=True, max_wait_s=max_wait_s), service_s)
         requests = random_requests(random.Random(seed), 250, rate_per_s=5.0)
         for request in requests:
             world.arrives(request)
@@ -106,6 +116,7 @@ class TestEveryPolicy:
         max_wait_s, max_share = 5.0, 0.2
         spec: dict[str, Any] = dict(zip(ROLES, composition, strict=True))
         options = {"background": {"max_wait_s": max_wait_s, "max_share": max_share}, "wait": {"max_wait_s": 1000.0}}
+        options |= _patience(composition)
         replica = FakeReplica(max_in_flight_requests=1)
         core = make_core(replica, **spec, options=options)
         world = World(core, lambda _: 0.1)
