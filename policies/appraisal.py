@@ -4,6 +4,7 @@ from .estimate.timing import CallTiming
 from .job import Job, RunningCall
 from .lanes import LaneDecision
 from .policy import Policy
+from .slots import ReplicaSlots
 from .types import Outcome, Sample
 
 
@@ -42,11 +43,17 @@ def order(policy: Policy, job: Job) -> None:
     job.key = policy.ordering.key(arrival_s=job.request.arrival_s + job.ruling.defer_s, cost_s=job.cost_s)
 
 
-def time(policy: Policy, call: RunningCall, num_beside: int, sample: Sample) -> None:
-    """Learn how fast its replica is. `num_beside`: calls there when this one ended, itself included."""
-    computed_tokens = call.ahead_tokens - (sample.cached_tokens or 0)
-    batch = (call.num_beside + num_beside) / 2
-    policy.cost.learn(call.replica_id, CallTiming(computed_tokens, batch, sample.upstream_ttft_s, sample.tpot_s))
+def time(policy: Policy, job: Job, call: RunningCall, slots: ReplicaSlots, sample: Sample) -> None:
+    """Learn how fast its replica is, from a call that ends now and still holds its slot."""
+    timing = CallTiming(
+        computed_tokens=call.ahead_tokens - (sample.cached_tokens or 0),
+        batch=(call.num_beside + len(slots.calls)) / 2,
+        ttft_s=sample.upstream_ttft_s,
+        tpot_s=sample.tpot_s if job.request.num_choices == 1 else None,  # several choices make several tokens a step
+        num_steps=(sample.output_tokens or 1) - 1,
+        beside_tokens=slots.computed_tokens - call.computed_before_tokens,
+    )
+    policy.cost.learn(call.replica_id, timing)
 
 
 def settle(policy: Policy, job: Job, outcome: Outcome, sample: Sample) -> None:

@@ -155,7 +155,7 @@ COST = Part(
         "prefill_s_per_token": Option(0.0001, "seconds of replica time a prompt token takes", above=0.0),
         "decode_s_per_token": Option(0.025, "seconds of replica time an output token takes", above=0.0),
         "fit_after_calls": Option(
-            None,
+            64,
             "calls after which the fitted weight of a prompt token replaces the configured; null: never",
             at_least=1,
             may_be_none=True,

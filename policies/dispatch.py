@@ -145,7 +145,8 @@ class DispatchCore:
         else:
             event = Event.CALL_DONE
         job.move(event)
-        num_beside = len(self._books.replicas[call.replica_id].calls)
+        if outcome is Outcome.SUCCESS and call.slice_end_tokens is None:
+            appraisal.time(self._policy, job, call, self._books.replicas[call.replica_id], sample)
         self._books.end(job, call)
         if job.state is State.WAITING:
             if call.slice_end_tokens is not None and outcome is Outcome.SUCCESS:
@@ -153,8 +154,6 @@ class DispatchCore:
             job.pinned_replica_id = call.replica_id
             self._join_queue(job)
             return
-        if outcome is Outcome.SUCCESS and call.slice_end_tokens is None:
-            appraisal.time(self._policy, call, num_beside, sample)
         appraisal.settle(self._policy, job, outcome, sample)
         if job.state is State.ENDED:
             del self._books.jobs[job.request.request_id]

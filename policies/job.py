@@ -24,6 +24,7 @@ class RunningCall:
     slice_end_tokens: int | None
     ahead_tokens: int = 0  # prompt tokens to be computed there until its first token, its own included
     num_beside: int = 1  # calls on the replica when it began, itself included
+    computed_before_tokens: int = 0  # prompt tokens that the replica had computed when this call's prompt was done
 
 
 class Job:

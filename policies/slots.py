@@ -15,6 +15,7 @@ class ReplicaSlots:
         self.replica_id = replica.replica_id
         self.in_flight_tokens = 0
         self.prefill_tokens = 0
+        self.computed_tokens = 0  # of all prompts whose first token came, cached ones included; only ever grows
         self.calls: dict[int, RunningCall] = {}
         self.last_call_id = 0
         """The last call that began here: of two replicas, the lower one was given a call longer ago."""
@@ -41,6 +42,8 @@ class ReplicaSlots:
         """Idempotent."""
         if call.prefill_tokens:
             self.prefill_tokens -= call.prefill_tokens
+            self.computed_tokens += call.prefill_tokens
+            call.computed_before_tokens = self.computed_tokens
             call.prefill_tokens = 0
             self._changed()
 

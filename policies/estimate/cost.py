@@ -1,8 +1,8 @@
 """What a request costs: `a · uncached prompt tokens + b · output tokens`, both in seconds of one replica.
 
 Both are fitted to what calls take. Lanes and order depend on `a / b` alone, what a prompt token weighs against an
-output token; whether the fitted weight takes the place of the configured one is a setting. The scale stays that of the
-configured `decode_s_per_token`, so that what a second of cost is worth (ageing, quanta) means the same before and
+output token, and after so many calls the fitted weight takes the place of the configured one. The scale stays that of
+the configured `decode_s_per_token`, so that what a second of cost is worth (ageing, quanta) means the same before and
 after, and costs of requests that wait stay comparable.
 """
 
@@ -15,9 +15,7 @@ _MIN_CALLS = 16
 class CostModel:
     """Fitted per replica, and for all together: a request's cost is known before its replica is."""
 
-    def __init__(
-        self, *, prefill_s_per_token: float, decode_s_per_token: float, fit_after_calls: int | None = None
-    ) -> None:
+    def __init__(self, *, prefill_s_per_token: float, decode_s_per_token: float, fit_after_calls: int | None) -> None:
         """Seconds a prompt token and an output token take while nothing was seen; both above 0.
 
         Once `fit_after_calls` were seen, the fitted weight of a prompt token replaces the configured one; None: never.

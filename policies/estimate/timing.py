@@ -2,11 +2,13 @@
 
 from typing import NamedTuple
 
-from .line import RobustLine
+from .fit import RobustFit
 
 _BATCH_WEIGHT = 1 / 32
 _MAX_FACTOR = 1000.0
 """How far from the configured figures the fitted ones may be: more is a fault of measuring."""
+_MAX_STEPS = 256
+"""A longer answer counts as one of so many tokens: it isn't to outweigh all others."""
 
 
 class CallTiming(NamedTuple):
@@ -20,10 +22,18 @@ class CallTiming(NamedTuple):
     """From dispatch to its first token."""
     tpot_s: float | None
     """Per output token after the first."""
+    num_steps: int = 1
+    """Output tokens after the first."""
+    beside_tokens: int = 0
+    """Prompt tokens of other calls that were computed between its first and its last token."""
 
 
 class ReplicaTiming:
-    """TTFT is a line over the prompt tokens computed; TPOT is a line over the batch.
+    """TTFT is a line over the prompt tokens computed. The time after the first token is a sum: so much for each step,
+    for each other sequence in it, and for each prompt token that is computed in between.
+
+    Without the last, a replica that computes prompts beside its answers would seem slow at producing tokens, in the
+    demonstration four times slower than it is, and prompts would seem to weigh a quarter of what they do.
 
     What an output token costs the replica depends on how many it makes at once: a step of n sequences takes `tpot(n)`
     and makes n tokens, so each costs `tpot(n) / n`, here at the batch seen lately.
@@ -32,22 +42,24 @@ class ReplicaTiming:
     def __init__(self, prefill_s_per_token: float, decode_s_per_token: float) -> None:
         """The figures to begin with, both above 0."""
         self._prior = (prefill_s_per_token, decode_s_per_token)
-        self._ttft = RobustLine(prefill_s_per_token, 0.0)
-        self._tpot = RobustLine(0.0, decode_s_per_token)
+        self._ttft = RobustFit(0.0, prefill_s_per_token)
+        self._decode = RobustFit(decode_s_per_token, 0.0, prefill_s_per_token)
         self._batch = 1.0
 
     def add(self, timing: CallTiming) -> None:
         if timing.ttft_s is not None and timing.computed_tokens > 0:
-            self._ttft.add(timing.computed_tokens, timing.ttft_s)
+            self._ttft.add((1.0, timing.computed_tokens), timing.ttft_s)
         if timing.tpot_s is not None and timing.tpot_s > 0.0:
-            first = self._tpot.num_points == 0
+            first = self._decode.num_points == 0
             self._batch = timing.batch if first else self._batch + (timing.batch - self._batch) * _BATCH_WEIGHT
-            self._tpot.add(timing.batch, timing.tpot_s)
+            steps = min(timing.num_steps, _MAX_STEPS)
+            beside_tokens = timing.beside_tokens * steps / timing.num_steps
+            self._decode.add((steps, steps * timing.batch, beside_tokens), timing.tpot_s * steps)
 
     @property
     def num_calls(self) -> int:
         """Calls whose TPOT was seen."""
-        return self._tpot.num_points
+        return self._decode.num_points
 
     @property
     def batch(self) -> float:
@@ -57,12 +69,12 @@ class ReplicaTiming:
     @property
     def prefill_s_per_token(self) -> float:
         """`a`: seconds of the replica that a prompt token takes."""
-        return _bounded(self._ttft.slope, self._prior[0])
+        return _bounded(self._ttft.rates[1], self._prior[0])
 
     @property
     def tpot_s(self) -> float:
-        """Seconds between two output tokens of a request, at the batch seen lately."""
-        return _bounded(self._tpot.at(self._batch), self._prior[1])
+        """Seconds between two output tokens of a request, at the batch seen lately, while no prompts are computed."""
+        return _bounded(self._decode.at((1.0, self._batch, 0.0)), self._prior[1])
 
     @property
     def decode_s_per_token(self) -> float:

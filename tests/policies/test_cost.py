@@ -5,7 +5,7 @@ import random
 import pytest
 
 from policies.estimate.cost import CostModel
-from policies.estimate.line import RobustLine
+from policies.estimate.fit import RobustFit
 from policies.estimate.timing import CallTiming
 
 
@@ -16,52 +16,72 @@ def rng() -> random.Random:
     return random.Random(seed)
 
 
-class TestRobustLine:
-    def feed(self, line: RobustLine, rng: random.Random, count: int, slope: float, *, outliers: float = 0.0) -> None:
+class TestRobustFit:
+    """Points of a line: the first rate is what it begins at, the second its slope."""
+
+    def line(self, slope: float = 1e-4) -> RobustFit:
+        return RobustFit(0.0, slope)
+
+    def feed(self, fit: RobustFit, rng: random.Random, count: int, slope: float, *, outliers: float = 0.0) -> None:
         for _ in range(count):
             x = rng.uniform(10, 4000)
             y = (0.02 + slope * x) * rng.uniform(0.95, 1.05)
-            line.add(x, y * 50 if rng.random() < outliers else y)
+            fit.add((1.0, x), y * 50 if rng.random() < outliers else y)
 
     @pytest.mark.parametrize("slope", [1e-6, 1e-4, 1e-2])
     def test_finds_the_line_however_wrong_the_prior_was(self, rng: random.Random, slope: float) -> None:
         """Within a tenth after two hundred points, a hundred times off or not."""
-        line = RobustLine(1e-4, 0.0)
-        assert line.at(1000.0) == pytest.approx(0.1)
-        self.feed(line, rng, 200, slope)
-        assert line.at(2000.0) == pytest.approx(0.02 + slope * 2000, rel=0.1)
+        fit = self.line()
+        assert fit.at((1.0, 1000.0)) == pytest.approx(0.1)
+        self.feed(fit, rng, 200, slope)
+        assert fit.at((1.0, 2000.0)) == pytest.approx(0.02 + slope * 2000, rel=0.1)
+
+    def test_tells_three_quantities_apart(self, rng: random.Random) -> None:
+        """Each rate within a quarter, from sums with a tenth of noise, some of them twenty times too large."""
+        fit = RobustFit(0.1, 0.0, 0.1)
+        for _ in range(400):
+            steps, batch, tokens = rng.randint(1, 64), rng.randint(1, 20), rng.choice((0, 100, 800))
+            took_s = (0.024 * steps + 0.0016 * steps * batch + 0.0011 * tokens) * rng.uniform(0.9, 1.1)
+            fit.add((steps, steps * batch, tokens), took_s * 20 if rng.random() < 0.03 else took_s)
+        assert fit.rates == pytest.approx((0.024, 0.0016, 0.0011), rel=0.25)
 
     def test_outliers_hardly_move_it(self, rng: random.Random) -> None:
         """One point in twenty fifty times too large: plain least squares would be three times off."""
-        line = RobustLine(1e-4, 0.0)
-        self.feed(line, rng, 400, 1e-4, outliers=0.05)
-        assert line.at(2000.0) == pytest.approx(0.22, rel=0.5)
+        fit = self.line()
+        self.feed(fit, rng, 400, 1e-4, outliers=0.05)
+        assert fit.at((1.0, 2000.0)) == pytest.approx(0.22, rel=0.5)
 
     def test_follows_a_drift(self, rng: random.Random) -> None:
         """Three times slower from now on: known within three hundred calls."""
-        line = RobustLine(1e-4, 0.0)
-        self.feed(line, rng, 200, 1e-4)
-        self.feed(line, rng, 300, 3e-4)
-        assert line.at(2000.0) == pytest.approx(0.62, rel=0.15)
+        fit = self.line()
+        self.feed(fit, rng, 200, 1e-4)
+        self.feed(fit, rng, 300, 3e-4)
+        assert fit.at((1.0, 2000.0)) == pytest.approx(0.62, rel=0.15)
+
+    def test_goes_on_for_ever(self, rng: random.Random) -> None:
+        """After very many points, none of them gone from the sums, the newest still decide."""
+        fit = self.line()
+        self.feed(fit, rng, 20_000, 1e-3)
+        self.feed(fit, rng, 500, 1e-4)
+        assert fit.at((1.0, 2000.0)) == pytest.approx(0.22, rel=0.1)
 
     def test_points_at_one_place_say_nothing_of_the_slope(self) -> None:
-        """The prior's slope stays, and the line goes through them."""
-        line = RobustLine(1e-4, 0.0)
+        """The prior's slope stays, and the line goes through them; what was always 0 keeps its prior, too."""
+        fit = RobustFit(0.0, 1e-4, 7.0)
         for _ in range(50):
-            line.add(100.0, 0.5)
-        assert line.slope == pytest.approx(1e-4)
-        assert line.at(100.0) == pytest.approx(0.5)
+            fit.add((1.0, 100.0, 0.0), 0.5)
+        assert fit.rates == pytest.approx((0.49, 1e-4, 7.0))
 
-    def test_neither_is_below_zero(self) -> None:
+    def test_no_rate_is_below_zero(self) -> None:
         """Falling points are a constant, points that aim below the origin a line through it."""
-        falling, steep = RobustLine(0.0, 1.0), RobustLine(0.0, 1.0)
+        falling, steep = RobustFit(1.0, 0.0), RobustFit(1.0, 0.0)
         for x in (1.0, 2.0, 3.0) * 20:
-            falling.add(x, 10.0 - x)
-            steep.add(x, 10.0 * x - 9.0)  # the first lies on the line that it begins with
-        assert falling.slope == 0.0
-        assert falling.intercept > 7.0
-        assert steep.slope > 0.0
-        assert steep.intercept == 0.0
+            falling.add((1.0, x), 10.0 - x)
+            steep.add((1.0, x), 10.0 * x - 9.0)  # the first lies on the line that it begins with
+        assert falling.rates[0] > 7.0
+        assert falling.rates[1] == 0.0
+        assert steep.rates[0] == 0.0
+        assert steep.rates[1] > 0.0
 
 
 class TestCost:
@@ -73,7 +93,7 @@ class TestCost:
         for _ in range(count):
             tokens, batch = rng.randint(10, 3000), rng.randint(5, 15)
             ttft_s, tpot_s = slow * 2e-4 * tokens, slow * (0.02 + 0.001 * batch)
-            cost.learn(replica_id, CallTiming(tokens, batch, ttft_s, tpot_s))
+            cost.learn(replica_id, CallTiming(tokens, batch, ttft_s, tpot_s, rng.randint(1, 50)))
 
     def test_begins_with_what_is_configured(self) -> None:
         """And keeps it while little was seen, and where calls tell nothing."""
@@ -99,7 +119,25 @@ class TestCost:
         assert cost.cost_s(0, 10) == pytest.approx(0.25)
         assert cost.budget_tokens(100, 10) == pytest.approx(10 + 100 * cost.prompt_weight)
 
-    def test_the_fit_is_shown_but_does_not_decide_unless_told_to(self) -> None:
+    def test_prompts_computed_meanwhile_make_no_output_token_dear(self, rng: random.Random) -> None:
+        """Most of the time between tokens goes by with others' prompts: an output token costs what it costs alone."""
+        cost = self.cost()
+        for _ in range(300):
+            batch, steps = rng.randint(5, 15), rng.randint(4, 60)
+            beside_tokens = rng.choice((0, 100, 1000)) * steps // 10
+            took_s = steps * (0.02 + 0.001 * batch) + 1e-3 * beside_tokens
+            cost.learn("r1", CallTiming(100, batch, 0.1, took_s / steps, steps, beside_tokens))
+        assert cost.timing("r1").tpot_s == pytest.approx(0.03, rel=0.2)
+
+    def test_a_very_long_answer_counts_as_one_among_others(self) -> None:
+        """A thousand times longer, and slow for reasons of its own: the figure stays that of the many."""
+        cost = self.cost()
+        for _ in range(100):
+            cost.learn("r1", CallTiming(100, 1.0, 0.1, 0.02, 200))
+        cost.learn("r1", CallTiming(100, 1.0, 0.1, 0.2, 200_000))
+        assert cost.timing("r1").tpot_s == pytest.approx(0.02, rel=0.2)
+
+    def test_the_fit_is_shown_but_does_not_decide_where_told_so(self) -> None:
         """Cost stays as configured, whatever calls took."""
         cost = self.cost(fit_after_calls=None)
         self.teach(cost, "r1", 300)

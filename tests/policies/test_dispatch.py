@@ -497,6 +497,31 @@ class TestEnd:
         assert timing.prefill_s_per_token == pytest.approx(0.01, rel=0.1)
         assert timing.decode_s_per_token == pytest.approx(0.2, rel=0.05)
 
+    def test_what_was_computed_beside_an_answer_is_no_slowness_of_its_own(self) -> None:
+        """Two prompts are computed while it decodes, a token taking 0.2 s by itself and 0.01 s each of theirs.
+
+        One that never came to its first token isn't counted, nor an answer with several choices: it has several tokens
+        a step.
+        """
+        core = make_core()
+        for index in range(40):
+            now_s, beside_tokens = 100.0 * index, 100 + 10 * index
+            offer(core, "long", now_s)
+            long = only_call(core.poll(now_s))
+            core.first_token(long.call_id, now_s)
+            for name, tokens in (("a", beside_tokens), ("b", 50), ("fails", 5_000)):
+                offer(core, name, now_s, prompt_tokens=tokens)
+                call = only_call(core.poll(now_s))
+                if name != "fails":
+                    core.first_token(call.call_id, now_s)
+                core.call_ended(call.call_id, Outcome.IGNORED, Sample(), now_s)
+            took_s = 0.2 * 9 + 0.01 * (beside_tokens + 50)
+            core.call_ended(long.call_id, Outcome.SUCCESS, Sample(10, 0, 10, None, took_s / 9), now_s)
+            offer(core, "choices", now_s, num_choices=4)
+            call = only_call(core.poll(now_s))
+            core.call_ended(call.call_id, Outcome.SUCCESS, Sample(10, 0, 40, None, 0.01), now_s)
+        assert core.timing("r1").tpot_s == pytest.approx(0.2, rel=0.1)
+
     def test_an_answer_that_cost_nothing_is_no_prediction_error(self) -> None:
         """All of the prompt cached and no output: there is no ratio to learn from."""
         core = make_core()
