@@ -1,5 +1,6 @@
 """What a request is expected to cost and where that puts it; what it did cost, and what is learned from that."""
 
+from . import objectives
 from .estimate.timing import CallTiming
 from .job import Job, RunningCall
 from .lanes import LaneDecision
@@ -40,7 +41,17 @@ def enlist(policy: Policy, job: Job) -> None:
 
 def order(policy: Policy, job: Job) -> None:
     """Give it the key that it waits with."""
-    job.key = policy.ordering.key(arrival_s=job.request.arrival_s + job.ruling.defer_s, cost_s=job.cost_s)
+    arrival_s = job.request.arrival_s + job.ruling.defer_s
+    lateness = policy.ordering.lateness
+    if lateness is None:
+        job.key = policy.ordering.key(arrival_s=arrival_s, cost_s=job.cost_s)
+        return
+    due_s = objectives.due_s(job.request, policy.objectives[job.own_lane])
+    if due_s is None:
+        due_s = job.request.arrival_s + lateness.within_s
+    job.is_late = False
+    job.start_by_s = due_s - policy.cost.cost_s(job.request.prompt_tokens, 0)
+    job.key = policy.ordering.key(arrival_s=arrival_s, cost_s=job.cost_s, due_s=due_s + job.ruling.defer_s)
 
 
 def time(policy: Policy, job: Job, call: RunningCall, slots: ReplicaSlots, sample: Sample) -> None:

@@ -15,6 +15,7 @@ from .ordering.aged_sjf import AgedSjf
 from .ordering.boost import Boost
 from .ordering.fcfs import Fcfs
 from .ordering.port import Ordering
+from .ordering.slack_edf import SlackEdf
 from .queue_bounds import QueueBounds
 from .registry import Option, Part, Registry
 from .routing.least_tokens import LeastTokens
@@ -53,6 +54,18 @@ ORDERINGS: Registry[Ordering] = Registry(
                 "factor": Option(0.1, "of the fitted decay rate; less favours the short more", above=0.0, at_most=1.0),
                 "max_boost_s": Option(300.0, "seconds by which a short request may pass others", above=0.0),
                 "prior_gamma_per_s": Option(0.01, "decay rate while no traffic was seen", above=0.0),
+            },
+        ),
+        Part(
+            "slack-edf",
+            SlackEdf,
+            {
+                "default_ttft_s": Option(30.0, "to the first token, of lanes that have no such objective", above=0.0),
+                "max_theta": Option(1.0, "seconds later that a second of cost makes due, at full load", at_least=0.0),
+                "max_cost_s": Option(300.0, "costs count up to so much", above=0.0),
+                "late_share": Option(
+                    0.1, "of a flow's dispatches that go to what can't be in time any more", above=0.0, at_most=1.0
+                ),
             },
         ),
     ],

@@ -9,6 +9,7 @@ A request is offered, waits, and is dispatched as one or more calls. A call hold
 """
 
 from collections.abc import Collection
+from functools import partial
 
 from . import appraisal, entrance, prefills
 from .absence import Absence
@@ -202,7 +203,8 @@ class DispatchCore:
         effects: list[Effect] = []
         if now_s >= self._refit_s:
             self._refit_s = now_s + REFIT_EVERY_S
-            self._policy.ordering.refit(self._policy.traffic.load())
+            if self._policy.ordering.refit(self._policy.traffic.load()):
+                self._books.queue.reorder(partial(appraisal.order, self._policy))
         queue = self._books.queue
         if not (queue.num_requests or self._absence.is_noted):
             self._prefill_ends.end_due(now_s, self._books)

@@ -38,6 +38,7 @@ class Job:
         "computed_tokens",
         "cost_s",
         "flow",
+        "is_late",
         "key",
         "lane",
         "lane_why",
@@ -49,6 +50,7 @@ class Job:
         "request",
         "ruling",
         "seq",
+        "start_by_s",
         "state",
         "ticket",
     )
@@ -66,6 +68,8 @@ class Job:
         self.budget_tokens = 0.0
         self.predicted_output_tokens = 0
         self.key = 0.0
+        self.is_late = False  # it can't be in time any more, and was put behind others
+        self.start_by_s = float("inf")  # to be in time, where the ordering cares
         self.pool: PoolKey = (request.model, request.adapter, request.feature, frozenset())
         self.call: RunningCall | None = None
         self.charged_to: LaneTurns | None = None

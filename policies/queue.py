@@ -1,14 +1,13 @@
 """The waiting requests: heaps by lane and pool, with removal by invalidation."""
 
 import heapq
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Callable, Collection, Sequence
 
 from .fairness.flows import FlowKey
+from .heaps import Arrivals, Entry, compact, is_live, top
 from .job import Job, PoolKey
-from .lifecycle import State
+from .late import LATE_KEY_S, LateFifo
 from .types import Lane
-
-_Entry = tuple[float, int, int, Job]  # key, seq, ticket, job: seq is unique, so jobs are never compared
 
 
 class WaitingQueue:
@@ -21,13 +20,15 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self._by_flow: dict[FlowKey, dict[Lane, dict[PoolKey, list[_Entry]]]] = {}
-        self._arrivals = _Arrivals()
-        self._arrivals_by_flow: dict[FlowKey, _Arrivals] = {}
-        self._background_arrivals = _Arrivals()
-        self._by_deadline: list[_Entry] = []
+        self._by_flow: dict[FlowKey, dict[Lane, dict[PoolKey, list[Entry]]]] = {}
+        self._arrivals = Arrivals()
+        self._arrivals_by_flow: dict[FlowKey, Arrivals] = {}
+        self._background_arrivals = Arrivals()
+        self._by_deadline: list[Entry] = []
         self._num_in: dict[tuple[FlowKey, Lane, PoolKey], int] = {}
         self._num_by_lane = dict.fromkeys(Lane, 0)
+        self.late = LateFifo()
+        """Those of them that can't be in time any more."""
         self.only: Job | None = None
         """The job that waits, if it came into an empty queue and is alone still."""
         self.num_requests = 0
@@ -60,10 +61,12 @@ class WaitingQueue:
             self._arrivals.add(job)
             of_flow = self._arrivals_by_flow.get(flow)
             if of_flow is None:
-                of_flow = self._arrivals_by_flow[flow] = _Arrivals()
+                of_flow = self._arrivals_by_flow[flow] = Arrivals()
             of_flow.add(job)
         if request.deadline_s is not None:
             heapq.heappush(self._by_deadline, (request.deadline_s, job.seq, job.ticket, job))
+        if job.is_late:
+            self.late.add(job)
         self._num_in[flow, lane, pool] = self._num_in.get((flow, lane, pool), 0) + 1
 
     def remove(self, job: Job) -> None:
@@ -80,12 +83,14 @@ class WaitingQueue:
             self.only = None
             return
         job.ticket += 1
+        if job.is_late:
+            self.late.remove(job)
         flow, pool, lane = job.flow, job.pool, job.lane
         lanes = self._by_flow[flow]
         heaps = lanes[lane]
         self._num_in[flow, lane, pool] = num_left = self._num_in[flow, lane, pool] - 1
         if num_left:
-            _compact(heaps[pool], num_left)
+            compact(heaps[pool], num_left)
         else:
             del self._num_in[flow, lane, pool], heaps[pool]
             if not heaps:
@@ -100,7 +105,29 @@ class WaitingQueue:
             of_flow.remove(pool)
             if not of_flow.pools():
                 del self._arrivals_by_flow[flow]
-        _compact(self._by_deadline, self.num_requests)
+        compact(self._by_deadline, self.num_requests)
+
+    def postpone(self, job: Job) -> None:
+        """Behind all that can be in time; in order of arrival there."""
+        self.remove(job)
+        job.is_late = True
+        job.key = LATE_KEY_S + job.request.arrival_s
+        self.add(job)
+
+    def reorder(self, order: Callable[[Job], None]) -> None:
+        """Keys anew for all but the late, by `order`; O(n)."""
+        if self.only is not None:
+            order(self.only)
+            return
+        for lanes in self._by_flow.values():
+            for heaps in lanes.values():
+                for heap in heaps.values():
+                    live = [entry[3] for entry in heap if is_live(entry)]
+                    for job in live:
+                        if not job.is_late:
+                            order(job)
+                    heap[:] = [(job.key, job.seq, job.ticket, job) for job in live]
+                    heapq.heapify(heap)
 
     def num_in_lane(self, lane: Lane) -> int:
         return self._num_by_lane[lane]
@@ -141,7 +168,7 @@ class WaitingQueue:
         heaps = self._by_flow[flow].get(lane)
         if heaps is None:
             return ()
-        heads = [_top(heap) for heap in heaps.values()]
+        heads = [top(heap) for heap in heaps.values()]
         if len(heads) > 1:
             heads.sort(key=lambda job: (job.key, job.seq))
         return heads
@@ -169,7 +196,7 @@ class WaitingQueue:
         if self.only is not None:
             return None if self.only.request.deadline_s is None else self.only
         heap = self._by_deadline
-        while heap and not _is_live(heap[0]):
+        while heap and not is_live(heap[0]):
             heapq.heappop(heap)
         return heap[0][3] if heap else None
 
@@ -183,52 +210,6 @@ class WaitingQueue:
             for heaps in lanes.values()
             for heap in heaps.values()
             for entry in heap
-            if _is_live(entry)
+            if is_live(entry)
         }
         return [live[seq] for seq in sorted(live)]
-
-
-class _Arrivals:
-    """Waiting jobs by arrival within each pool."""
-
-    def __init__(self) -> None:
-        self._heaps: dict[PoolKey, list[_Entry]] = {}
-        self._num_in: dict[PoolKey, int] = {}
-
-    def add(self, job: Job) -> None:
-        pool = job.pool
-        heapq.heappush(self._heaps.setdefault(pool, []), (job.request.arrival_s, job.seq, job.ticket, job))
-        self._num_in[pool] = self._num_in.get(pool, 0) + 1
-
-    def remove(self, pool: PoolKey) -> None:
-        """One of this pool has left: its ticket has moved on."""
-        self._num_in[pool] -= 1
-        if not self._num_in[pool]:
-            del self._num_in[pool], self._heaps[pool]
-        else:
-            _compact(self._heaps[pool], self._num_in[pool])
-
-    def pools(self) -> Set[PoolKey]:
-        return self._num_in.keys()
-
-    def oldest(self) -> list[Job]:
-        oldest = [_top(heap) for heap in self._heaps.values()]
-        if len(oldest) > 1:
-            oldest.sort(key=lambda job: job.seq)
-        return oldest
-
-
-def _is_live(entry: _Entry) -> bool:
-    return entry[3].ticket == entry[2] and entry[3].state is State.WAITING
-
-
-def _top(heap: list[_Entry]) -> Job:
-    while not _is_live(heap[0]):
-        heapq.heappop(heap)
-    return heap[0][3]
-
-
-def _compact(heap: list[_Entry], num_live: int) -> None:
-    if len(heap) > 64 and len(heap) > 4 * num_live:
-        heap[:] = [entry for entry in heap if _is_live(entry)]
-        heapq.heapify(heap)

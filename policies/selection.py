@@ -27,6 +27,8 @@ class Selection:
         """The request that goes now, with where there is room for it; None: nobody can."""
         if choice := self._choose(now_s):
             job = choice[0]
+            if (lateness := self._policy.ordering.lateness) is not None:
+                self._queue.late.went(job, lateness.share)
             if job.lane is not Lane.BACKGROUND:
                 self._policy.background.others_went(job.cost_s)
         return choice
@@ -41,7 +43,7 @@ class Selection:
                     self._policy.background.claimed(job.cost_s)
                 return job, room
             self._reserve(job, reserved)
-        turns = self._policy.turns
+        turns, lateness = self._policy.turns, self._policy.ordering.lateness
         held: set[tuple[Lane, PoolKey]] = set()
         num_places = len(self._queue.pools()) * sum(self._queue.num_in_lane(lane) > 0 for lane in _TURN_LANES)
         for flow in turns.flows.in_order(self._queue.flows()):
@@ -54,6 +56,11 @@ class Selection:
                     if room := self.with_room(job, reserved):
                         return job, room
                     self._reserve(job, reserved)
+            if lateness is not None:
+                self._postpone(flow, now_s)
+                for job in self._queue.late.due(flow, lateness.share):
+                    if room := self.with_room(job, reserved):
+                        return job, room
             if heads := self._heads(flow, reserved, held):
                 return heads[
                     turns.lanes(flow).next_lane({lane: (job.key, job.cost_s) for lane, (job, _) in heads.items()})
@@ -80,6 +87,13 @@ class Selection:
                         break
                     held.add((lane, job.pool))
         return heads
+
+    def _postpone(self, flow: FlowKey, now_s: float) -> None:
+        """Whoever comes first in a lane of this flow and can't be in time any more goes behind the others."""
+        for lane in [lane for lane in self._queue.lanes(flow) if lane is not Lane.BACKGROUND]:
+            while late := [job for job in self._queue.heads(flow, lane) if job.start_by_s < now_s and not job.is_late]:
+                for job in late:
+                    self._queue.postpone(job)
 
     def _choose_only(self, job: Job, now_s: float) -> tuple[Job, Room] | None:
         """What the rules come to where nobody else waits."""

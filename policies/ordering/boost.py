@@ -26,6 +26,7 @@ class Boost:
     """
 
     name = "boost"
+    lateness = None
 
     def __init__(self, *, factor: float, max_boost_s: float, prior_gamma_per_s: float) -> None:
         """`factor`: of γ₀. `prior_gamma_per_s`: γ until traffic was seen. All above 0."""
@@ -34,20 +35,21 @@ class Boost:
         self._gamma_per_s = prior_gamma_per_s
         self._capacity = 1.0
 
-    def key(self, *, arrival_s: float, cost_s: float) -> float:
+    def key(self, *, arrival_s: float, cost_s: float, due_s: float | None = None) -> float:
         gamma_per_s = self._gamma_per_s
         # −expm1 keeps its precision where the cost is small; a cost of 0 has an endless boost.
         left = -math.expm1(-gamma_per_s * cost_s / self._capacity)
         boost_s = -math.log(left) / gamma_per_s if left > 0.0 else self._max_boost_s
         return arrival_s - (boost_s if boost_s < self._max_boost_s else self._max_boost_s)
 
-    def refit(self, load: Load) -> None:
+    def refit(self, load: Load) -> bool:
         rate = decay_rate_per_s(load.rate_per_s, load.costs_s, load.capacity)
         if rate is not None:
             gamma_per_s = self._factor * rate
             if abs(gamma_per_s / self._gamma_per_s - 1.0) > _MIN_CHANGE:
                 self._gamma_per_s = gamma_per_s
             self._capacity = load.capacity
+        return False
 
     def overtaking_bound_s(self, max_cost_s: float) -> float:
         return self._max_boost_s

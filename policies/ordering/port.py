@@ -1,8 +1,16 @@
 """The port: which waiting request goes next, of those whose turn it is."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..traffic import Load
+
+
+class Lateness(NamedTuple):
+    """What becomes of requests that can't be in time any more: they go last, in order of arrival, with `share` of
+    their flow's dispatches. `within_s`: of those that neither caller nor lane gave a time to the first token."""
+
+    share: float
+    within_s: float
 
 
 class Ordering(Protocol):
@@ -11,14 +19,24 @@ class Ordering(Protocol):
     @property
     def name(self) -> str: ...
 
-    def key(self, *, arrival_s: float, cost_s: float) -> float:
-        """Called when a request joins the queue. `cost_s`: its predicted seconds of replica time."""
+    @property
+    def lateness(self) -> Lateness | None:
+        """None: no request is ever late."""
         ...
 
-    def refit(self, load: Load) -> None:
-        """Once a minute of given time: fit to what comes. Keys given before must stay comparable with new ones."""
+    def key(self, *, arrival_s: float, cost_s: float, due_s: float | None = None) -> float:
+        """Called when a request joins the queue. `cost_s`: its predicted seconds of replica time. `due_s`: the instant
+        by which its first token is wanted, given where there is a `lateness`."""
+        ...
+
+    def refit(self, load: Load) -> bool:
+        """Once a minute of given time: fit to what comes. True: all keys must be given anew, else they stay."""
         ...
 
     def overtaking_bound_s(self, max_cost_s: float) -> float:
-        """Only arrivals within so many seconds after a request can pass it, when costs lie in 0..max_cost_s."""
+        """Only arrivals within so many seconds after a request can pass it, when costs lie in 0..max_cost_s.
+
+        Where there is a `lateness`: of requests that are wanted equally soon after their arrival, and while the one
+        that is passed isn't late.
+        """
         ...
