@@ -161,6 +161,7 @@ class Gateway:
     async def start(self) -> None:
         """Open the log, load the tokenizers, begin probing. Raises what keeps the gateway from serving."""
         self.access_log.start()
+        self._handler.start()
         await self.tokens.start()
         self.metrics.start()
         self.keys.start()

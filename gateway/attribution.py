@@ -6,7 +6,6 @@ What no code claimed is `other`, and its size is a tested figure.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
 from typing import Any, Protocol
 
 from policies.types import Lane, Reason
@@ -140,41 +139,7 @@ class Record:
             self.layers[source] -= moved_s
             self.layers[target] = self.layers.get(target, 0.0) + moved_s
 
-    def server_timing(self) -> bytes:
-        """The layers closed so far, in the syntax of W3C Server-Timing, in milliseconds."""
-        parts = []
-        notes = self.notes if self.has_diagnostics else self._plain_notes()
-        for layer, duration_s in self.layers.items():
-            timing = f"{_NAMES[layer]};dur={duration_s * 1e3:.3f}"
-            parts.append(f'{timing};desc="{notes[layer]}"' if layer in notes else timing)
-        return ", ".join(parts).encode()
-
-    def headers(self) -> Headers:
-        """Our headers of a response. Every value is of our making: a number, or a name that was configured."""
-        headers: Headers = [(b"x-tailgate-request-id", self.request_id.encode())]
-        if self.layers:
-            headers.append((b"server-timing", self.server_timing()))
-        if self.lane is not None:
-            headers.append((b"x-tailgate-lane", self.lane.encode()))
-        if self.prompt_tokens is not None:
-            headers.append((b"x-tailgate-prompt-tokens", b"%d" % self.prompt_tokens))
-        if self.predicted_output_tokens is not None:
-            headers.append((b"x-tailgate-predicted-output-tokens", b"%d" % self.predicted_output_tokens))
-        if self.attempt:
-            headers.append((b"x-tailgate-attempt", b"%d" % self.attempt))
-        if self.standing is not None:
-            headers += self.standing.headers()
-        if not self.has_diagnostics:
-            return headers
-        if self.replica_id is not None:
-            headers.append((b"x-tailgate-replica", _printable(self.replica_id)))
-        if self.policy:
-            headers.append((b"x-tailgate-policy", _printable(self.policy)))
-        if self.reason is not None:
-            headers.append((b"x-tailgate-reason", _printable(self.reason)))
-        return headers
-
-    def _plain_notes(self) -> dict[Layer, str]:
+    def plain_notes(self) -> dict[Layer, str]:
         """Without those that name replicas."""
         return {layer: note for layer, note in self.notes.items() if note in _PLAIN_NOTES}
 
@@ -192,7 +157,7 @@ class Record:
         if not self.has_diagnostics:
             for name in _DIAGNOSTICS:
                 del data[name]
-            data["notes"] = {layer.value: note for layer, note in self._plain_notes().items()}
+            data["notes"] = {layer.value: note for layer, note in self.plain_notes().items()}
         if not self.sees_cached_tokens:
             del data["cached_tokens"]
         return data
@@ -227,23 +192,17 @@ class Record:
             "upstream_ttft_ms": _to_ms(self.upstream_ttft_s),
             "total_ms": _to_ms(self.total_s),
             "layers_ms": {
-                _NAMES[layer]: int(duration_s * 1e6 + 0.5) / 1e3 for layer, duration_s in self.layers.items()
+                LAYER_NAMES[layer]: (duration_s * 1e6 + 0.5) // 1.0 / 1e3 for layer, duration_s in self.layers.items()
             },
-            "notes": {_NAMES[layer]: note for layer, note in self.notes.items()},
+            "notes": {LAYER_NAMES[layer]: note for layer, note in self.notes.items()},
         }
 
 
-_NAMES = {layer: layer.value for layer in Layer}  # a member's own `value` takes five times as long
+LAYER_NAMES = {layer: layer.value for layer in Layer}  # a member's own `value` takes five times as long
 _DIAGNOSTICS = ("lane_why", "replica", "route_why", "policy", "reason")
 # How tokens were counted, that a time is an estimate, what a request waited for: words that name nothing.
 _PLAIN_NOTES = frozenset({"local", "replica", "bytes", "est", *(reason.value for reason in Reason)})
 
 
 def _to_ms(duration_s: float | None) -> float | None:
-    return None if duration_s is None else int(duration_s * 1e6 + 0.5) / 1e3
-
-
-@lru_cache(maxsize=1024)
-def _printable(text: str) -> bytes:
-    """Configured names may hold any character; a header value may not."""
-    return text.encode("ascii", "replace") if text.isprintable() else b"?"
+    return None if duration_s is None else (duration_s * 1e6 + 0.5) // 1.0 / 1e3

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from .disconnect import FOLLOWS, WRITE, Message, Receive, Send
+from .disconnect import DIRECT, FOLLOWS, LINES, Message, OnLeft, Receive, Send
 from .errors import GatewayError, Headers, InternalError, ResponseBroken
 
 logger = logging.getLogger(__name__)
@@ -66,11 +66,15 @@ class Cycle:
     """
 
     __slots__ = (
+        "_can_chunk",
         "_flow",
         "_held",
+        "_is_head",
         "_is_received",
         "_left",
+        "_on_left",
         "_owner",
+        "_scope",
         "_waiter",
         "_waits_for_continue",
         "body",
@@ -82,7 +86,6 @@ class Cycle:
         "more_body",
         "response_complete",
         "response_started",
-        "scope",
     )
 
     def __init__(
@@ -90,10 +93,13 @@ class Cycle:
     ) -> None:
         self._owner = owner
         self._flow = flow
-        self.scope = scope
+        self._scope = scope
+        self._is_head = scope["method"] == "HEAD"
+        self._can_chunk = scope["http_version"] == "1.1"
         self.keep_alive = keep_alive
         self._waits_for_continue = waits_for_continue
         self._waiter: asyncio.Future[None] | None = None
+        self._on_left: OnLeft | None = None
         self.body = bytearray()
         self.more_body = True
         self._is_received = False
@@ -111,7 +117,9 @@ class Cycle:
     async def run(self, app: App) -> None:
         """Serve the request; whatever the application does, nothing of it is raised."""
         try:
-            await app({**self.scope, "extensions": {WRITE: self.write}}, self.receive, self.send)
+            scope, self._scope = self._scope, {}  # which refers back to this
+            scope["extensions"] = {DIRECT: self}
+            await app(scope, self.receive, self.send)
             if not self.response_complete and not self.disconnected:
                 raise RuntimeError("the application left its answer unfinished")
         except ResponseBroken as broken:
@@ -140,9 +148,29 @@ class Cycle:
         await self.send({"type": "http.response.body", "body": body})
 
     def wake(self) -> None:
-        """Something changed that `receive` may be waiting for."""
+        """Something changed that `receive` may be waiting for, or whoever watches."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+        if self.disconnected and self._on_left is not None:
+            on_left, self._on_left = self._on_left, None
+            on_left(self.left_because)
+
+    def take_body(self, max_bytes: int) -> bytes | None:
+        """See `Direct`."""
+        if self.more_body or self._is_received or self.disconnected or self.fault or len(self.body) > max_bytes:
+            return None
+        self._waits_for_continue = False
+        self._is_received = True
+        body, self.body = bytes(self.body), bytearray()
+        return body
+
+    def watch(self, on_left: OnLeft | None) -> None:
+        """See `Direct`."""
+        self._on_left = on_left
+        if on_left is not None:
+            self._flow.resume_reading()
+            if self.disconnected:
+                self.wake()
 
     async def receive(self) -> Message:
         """ASGI. Raises `fault`, a GatewayError, where the body is malformed."""
@@ -175,7 +203,7 @@ class Cycle:
         if self.disconnected:
             return
         if not self.response_started:
-            head = self._start(message["status"], message.get("headers", ()))
+            head = self._start(message["status"], message.get("headers", ()), message.get(LINES, b""))
             if message.get(FOLLOWS):
                 self._held = head
             else:
@@ -186,7 +214,7 @@ class Cycle:
             raise RuntimeError("the answer is complete already")
 
     def write(self, body: bytes) -> bool:
-        """Send a piece of the answer now. False, and nothing done, where `send` would have to wait, or to object."""
+        """See `Direct`. False also where `send` would object."""
         if (
             self._flow.write_paused
             or self.disconnected
@@ -201,7 +229,7 @@ class Cycle:
             self._send_body(body, is_end=False)
         return True
 
-    def _start(self, status: int, headers: Headers) -> bytes:
+    def _start(self, status: int, headers: Headers, lines: bytes) -> bytes:
         self.response_started = True
         self._waits_for_continue = False
         # A request whose end wasn't awaited: what comes next on the connection couldn't be told from it.
@@ -239,7 +267,7 @@ class Cycle:
         if not self.keep_alive:
             pieces.append(b"connection: close\r\n")
             num_lines += 1
-        if self._has_body(status) and self._left is None and self.scope["http_version"] == "1.1":
+        if self._has_body(status) and self._left is None and self._can_chunk:
             self.is_chunked = True
             pieces.append(b"transfer-encoding: chunked\r\n")
             num_lines += 1
@@ -247,10 +275,10 @@ class Cycle:
         if len(head.splitlines()) != num_lines or b"\0" in head:
             self.response_started = False
             raise RuntimeError("a header of the answer holds a line break")
-        return head + b"\r\n"
+        return b"%b%b\r\n" % (head, lines)
 
     def _has_body(self, status: int) -> bool:
-        has_body = self.scope["method"] != "HEAD" and status not in _BODYLESS
+        has_body = not self._is_head and status not in _BODYLESS
         if not has_body:
             self._left = 0
         return has_body
@@ -268,7 +296,7 @@ class Cycle:
                 write(b"0\r\n\r\n")
         elif self._left is None:
             write(body)
-        elif self.scope["method"] != "HEAD":
+        elif not self._is_head:
             self._left -= len(body)
             if self._left < 0 or (is_end and self._left):
                 raise RuntimeError("the answer's body isn't as long as its content-length")

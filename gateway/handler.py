@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from policies.types import Reason
 
+from . import record_headers
 from .api import openai
 from .api.fields import RequestFields
 from .api.openai_fields import TGI
@@ -20,7 +21,7 @@ from .api.routes import Route
 from .attribution import Layer, Record
 from .calling import Caller
 from .context_length import check_length, exact_if_too_long, longest_prompt_tokens
-from .disconnect import WRITE, Client, Message, Receive, Send
+from .disconnect import DIRECT, Client, Direct, Message, Receive, Send
 from .dispatcher import Dispatcher, Place
 from .errors import (
     ClientLeft,
@@ -114,6 +115,11 @@ class Handler:
         self._clock = clock
         self._ids = RequestIds(rng)
         self._finished = finished
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Call on the loop that it serves on."""
+        self._loop = asyncio.get_running_loop()
 
     def reconfigure(self, bounds: Bounds) -> None:
         """For requests that come from now on."""
@@ -124,13 +130,14 @@ class Handler:
         record = Record(
             self._ids.next(),
             self._clock(),
-            route=route.name,
+            route.name,
             policy=self._dispatcher.core.policy_name,
         )
-        client = Client(receive)
+        direct: Direct | None = scope.get("extensions", {}).get(DIRECT)
+        client = Client(receive, direct, loop=self._loop)
         try:
             with self._draining.serving(client):
-                await self._serve(route, scope, client, send, record)
+                await self._serve(route, scope, client, send, direct, record)
         except ClientLeft:
             record.outcome, record.status = "client-left", CLIENT_LEFT_STATUS
             record.reason = client.left_because or record.reason
@@ -161,11 +168,13 @@ class Handler:
         if error.lane is not None:
             record.lane = error.lane
         body = route.errors.body(error)
-        headers = [*error.headers(), (b"content-length", b"%d" % len(body)), *record.headers()]
+        headers = [*error.headers(), (b"content-length", b"%d" % len(body)), *record_headers.headers(record)]
         await send({"type": "http.response.start", "status": record.status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _serve(self, route: Route, scope: Message, client: Client, send: Send, record: Record) -> None:
+    async def _serve(
+        self, route: Route, scope: Message, client: Client, send: Send, direct: Direct | None, record: Record
+    ) -> None:
         if scope["method"] != route.method:
             raise MethodNotAllowed(route.method)
         if self._draining.is_refusing:
@@ -180,7 +189,7 @@ class Handler:
             body = await client.read_body(
                 content_length=head.content_length, max_bytes=bounds.max_body_bytes, timeout_s=bounds.receive_s
             )
-            async with client:
+            with client:
                 record.enter(Layer.OTHER, self._clock())
                 if head.is_packed:
                     body = await unpack(body, bounds.max_body_bytes)
@@ -203,7 +212,7 @@ class Handler:
                 sending = Sending(
                     client,
                     send,
-                    scope.get("extensions", {}).get(WRITE),
+                    None if direct is None else direct.write,
                     head,
                     body,
                     route,
@@ -266,18 +275,19 @@ class Handler:
         if by_s is not None and by_s < deadline_s:
             deadline_s = by_s
         return Request(
-            request_id=record.request_id,
-            arrival_s=record.arrival_s,
-            model=model,
-            tenant=record.tenant,
-            route=record.route,
-            declared_lane=record.declared_lane,
-            prompt_tokens=record.prompt_tokens or 0,
-            max_output_tokens=fields.max_output_tokens,
-            num_choices=fields.num_choices,
-            streams=fields.stream,
-            deadline_s=deadline_s,
-            feature=feature,
-            body_bytes=body_bytes,
-            first_token_by_s=by_s,
+            record.request_id,
+            record.arrival_s,
+            model,
+            record.tenant,
+            record.route,
+            record.declared_lane,
+            record.prompt_tokens or 0,
+            fields.max_output_tokens,
+            fields.stream,
+            deadline_s,
+            fields.num_choices,
+            None,
+            feature,
+            body_bytes,
+            by_s,
         )

@@ -16,10 +16,11 @@ import orjson
 
 from policies.types import Outcome, Sample
 
+from . import record_headers
 from .api.error_shapes import ErrorShape
 from .api.openai import response_headers
 from .attribution import Layer, Record
-from .disconnect import FOLLOWS, Client, Message, Send, Write
+from .disconnect import FOLLOWS, LINES, Client, Message, Send, Write
 from .dispatcher import Place
 from .eager import Pending, begin
 from .engine_timing import EngineTiming, read_engine_timing
@@ -132,9 +133,13 @@ class Relay:
         start: Message = {
             "type": "http.response.start",
             "status": status,
-            "headers": passed + self._record.headers(),
+            "headers": passed,
             FOLLOWS: self._inserter is None and self._exchange.has_body,
         }
+        if self._write is None:  # some other server
+            start["headers"] = passed + record_headers.headers(self._record)
+        else:
+            start[LINES] = record_headers.head_lines(self._record)
         await self._send(start)
         if self._heartbeat_s is not None and self._may_grow:
             self._heartbeat = Heartbeat(self._send, self._heartbeat_s, self._may_beat)
@@ -339,9 +344,9 @@ class Relay:
     def _sample(self) -> Sample:
         record, usage = self._record, self.usage
         return Sample(
-            prompt_tokens=usage.prompt_tokens if usage is not None else None,
-            cached_tokens=record.cached_tokens,
-            output_tokens=record.output_tokens,
-            upstream_ttft_s=record.upstream_ttft_s,
-            tpot_s=record.tpot_s,
+            None if usage is None else usage.prompt_tokens,
+            record.cached_tokens,
+            record.output_tokens,
+            record.upstream_ttft_s,
+            record.tpot_s,
         )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway import record_headers
 from gateway.attribution import Layer, Record
 from gateway.connection import Connection
 from gateway.engine_timing import EngineTiming, read_engine_timing
@@ -294,7 +295,7 @@ def test_a_record_as_data_and_as_headers() -> None:
     data = record.to_dict()
     assert data["layers_ms"] == {"accept": 1.0, "tokenize": 2.0}
     assert (data["ttft_ms"], data["tpot_ms"], data["total_ms"]) == (250.0, None, 3.0)
-    headers = dict(record.headers())
+    headers = dict(record_headers.headers(record))
     assert headers[b"server-timing"] == b'accept;dur=1.000, tokenize;dur=2.000;desc="local"'
     assert headers[b"x-tailgate-replica"] == b"?"
     assert headers[b"x-tailgate-attempt"] == b"1"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gateway import protocol
-from gateway.disconnect import FOLLOWS, WRITE, Message, Receive, Send
+from gateway.disconnect import DIRECT, FOLLOWS, Message, Receive, Send
 from gateway.drain import Drain
 from gateway.errors import MalformedBody, ResponseBroken
 from gateway.front import ConnectionBounds, Front
@@ -532,7 +532,7 @@ async def test_a_head_may_wait_for_its_body(breaks: bool) -> None:
             return await App()(scope, receive, send)
         headers = [(b"content-length", b"4")]
         await send({"type": "http.response.start", "status": 200, "headers": headers, FOLLOWS: True})
-        assert not scope["extensions"][WRITE](b"ab"), "the head is to go first"
+        assert not scope["extensions"][DIRECT].write(b"ab"), "the head is to go first"
         if breaks:
             raise ResponseBroken("on purpose")
         return await send({"type": "http.response.body", "body": b"body"})
@@ -551,7 +551,7 @@ async def test_pieces_are_written_without_waiting(length: int | None) -> None:
     async def app(scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await App()(scope, receive, send)
-        write = scope["extensions"][WRITE]
+        write = scope["extensions"][DIRECT].write
         told.append(write(b"early"))
         headers = [] if length is None else [(b"content-length", b"%d" % length)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
