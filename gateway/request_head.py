@@ -30,7 +30,7 @@ class RefusedError(Exception):
         self.refusal = refusal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestHead:
     """As it came; names of headers in lower case. `version` is "1.1", "1.0" or what else the client wrote."""
 

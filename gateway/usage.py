@@ -25,14 +25,15 @@ def read_usage(answer: object) -> Usage | None:
         return None
     details = usage.get("prompt_tokens_details")
     metrics = answer.get("metrics")
-    details = details if type(details) is dict else {}
-    metrics = metrics if type(metrics) is dict else {}
+    queue_s = prefill_s = None
+    if type(metrics) is dict:
+        queue_s, prefill_s = _seconds(metrics.get("queue_time_ms")), _seconds(metrics.get("time_to_first_token_ms"))
     return Usage(
-        prompt_tokens=read_count(usage.get("prompt_tokens")),
-        output_tokens=read_count(usage.get("completion_tokens")),
-        cached_tokens=read_count(details.get("cached_tokens")),
-        queue_s=_seconds(metrics.get("queue_time_ms")),
-        prefill_s=_seconds(metrics.get("time_to_first_token_ms")),
+        read_count(usage.get("prompt_tokens")),
+        read_count(usage.get("completion_tokens")),
+        read_count(details.get("cached_tokens")) if type(details) is dict else None,
+        queue_s,
+        prefill_s,
     )
 
 

@@ -50,7 +50,7 @@ class RequestFields(NamedTuple):
 def read_chat(body: bytes, _: Headers, max_depth: int) -> RequestFields:
     """POST /v1/chat/completions."""
     parsed = read.parse_object(body, max_depth=max_depth)
-    return _generation(body, parsed, messages=read.messages(parsed))
+    return _generation(body, parsed, read.messages(parsed))
 
 
 def read_completions(body: bytes, _: Headers, max_depth: int) -> RequestFields:
@@ -65,21 +65,35 @@ def read_completions(body: bytes, _: Headers, max_depth: int) -> RequestFields:
     return _generation(body, parsed, prompt=prompt, num_prompts=num_prompts)
 
 
-def _generation(body: bytes, parsed: Mapping[str, Any], *, num_prompts: int = 1, **counted: Any) -> RequestFields:
-    num_choices = max(read.count(parsed, "n", least=1) or 1, read.count(parsed, "best_of", least=1) or 1) * num_prompts
+def _generation(
+    body: bytes,
+    parsed: Mapping[str, Any],
+    messages: list[dict[str, Any]] | None = None,
+    *,
+    prompt: str | list[Any] | None = None,
+    num_prompts: int = 1,
+    estimated_tokens: int | None = None,
+) -> RequestFields:
+    # What most bodies don't have is asked for before it is read.
+    num_choices = num_prompts
+    if "n" in parsed or "best_of" in parsed:
+        num_choices *= max(read.count(parsed, "n", least=1) or 1, read.count(parsed, "best_of", least=1) or 1)
     bound = read.bound(parsed, "max_completion_tokens", "max_tokens")
     return RequestFields(
-        num_body_bytes=len(body),
-        model=read.text(parsed, "model"),
-        stream=read.flag(parsed, "stream"),
-        max_output_tokens=None if bound is None else bound * num_choices,
-        num_choices=num_choices,
-        priority=-(read.count(parsed, "priority") or 0),
-        tools=read.items(parsed, "tools"),
-        include_usage=_include_usage(parsed),
-        may_be_cut=parsed.get("truncate_prompt_tokens") is not None,
-        adapters=read.adapters(parsed, "lora_path"),
-        **counted,
+        len(body),
+        read.text(parsed, "model"),
+        read.flag(parsed, "stream"),
+        None if bound is None else bound * num_choices,
+        num_choices,
+        -(read.count(parsed, "priority") or 0) if "priority" in parsed else 0,
+        messages,
+        prompt,
+        read.items(parsed, "tools") if "tools" in parsed else None,
+        "stream_options" in parsed and _include_usage(parsed),
+        estimated_tokens,
+        read.adapters(parsed, "lora_path") if "lora_path" in parsed else (),
+        None,
+        parsed.get("truncate_prompt_tokens") is not None,
     )
 
 

@@ -38,7 +38,7 @@ _LOOKED_AT = _NOT_FORWARDED | CREDENTIALS | {b"content-encoding"}
 _WIRE_PRIORITY = {Lane.INTERACTIVE: 0, Lane.STANDARD: 1, Lane.LONG: 2, Lane.OVERLONG: 3, Lane.BACKGROUND: 4}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestHead:
     """What the headers of a hot request say: the lines to forward (without host, length, credentials), and ours."""
 
@@ -59,6 +59,7 @@ def read_head(headers: Headers) -> RequestHead:
     Raises UnsupportedEncoding, or BadRequest for a header of ours with an unknown value.
     """
     lines: list[bytes] = []
+    num_lines = 0
     credentials: list[bytes] = []
     content_length: int | None = None
     lane: Lane | None = None
@@ -68,9 +69,10 @@ def read_head(headers: Headers) -> RequestHead:
     for name, value in headers:
         if name not in _LOOKED_AT and not name.startswith(_OURS):
             if name not in scoped:
-                lines.append(b"%b: %b\r\n" % (name, value))
+                lines += (name, b": ", value, b"\r\n")
+                num_lines += 1
         elif name in CREDENTIALS:
-            credentials.append(b"%b: %b\r\n" % (name, value))
+            credentials += (name, b": ", value, b"\r\n")
         elif name == b"content-length":
             content_length = int(value) if value.isdigit() else None
         elif name in _NOT_FORWARDED or name in scoped:
@@ -90,7 +92,7 @@ def read_head(headers: Headers) -> RequestHead:
             if not is_packed and coding not in (b"", b"identity"):
                 raise UnsupportedEncoding
     forwarded = b"".join(lines)
-    if forwarded.count(b"\n") != len(lines):
+    if forwarded.count(b"\n") != num_lines:
         raise BadRequest("A header value contains a line break.")
     return RequestHead(forwarded, b"".join(credentials), content_length, lane, wants_timing, is_packed, within_s)
 
@@ -116,8 +118,6 @@ def withhold(head: RequestHead, query: bytes, secret: bytes) -> tuple[RequestHea
 def connection_scoped(headers: Headers) -> set[bytes]:
     """Names that a Connection header declares to be of this connection only, in lower case."""
     scoped: set[bytes] = set()
-    if b"connection" not in dict(headers):
-        return scoped
     for name, value in headers:
         if name == b"connection":
             scoped.update(token.strip().lower() for token in value.split(b","))
