@@ -11,6 +11,9 @@ from typing import Annotated, NoReturn
 import torch
 import typer
 
+from policies.batching import ORDERS, StepSpec, parse_options
+from policies.registry import PolicyConfigError
+
 from .export import export_huggingface
 from .server import ServedModel, build_app
 from .serving import bind, run, url_of
@@ -91,9 +94,25 @@ def serve(
         str,
         typer.Option(
             metavar="NAME",
-            help="Who goes first: fcfs (arrival) or priority (field `priority`, lower first, then arrival).",
+            help="Who goes first: fcfs (arrival), priority (field `priority`, lower first, then arrival), or by the "
+            f"prompt's length as the gateway's orderings: {', '.join(ORDERS.names())}.",
         ),
     ] = "fcfs",
+    composer: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What a step computes: chunked (a token of every stream, then pieces of prompts), prefill-first "
+            "(prompts before all streams), or sj-mlfq (what has run least goes first).",
+        ),
+    ] = "chunked",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME.OPTION=VALUE",
+            help="Of the policy or the composer, may be repeated, such as sj-mlfq.first_quantum_s=0.2.",
+        ),
+    ] = None,
     threads: Annotated[
         int | None,
         typer.Option(
@@ -129,14 +148,14 @@ def serve(
             block_size=block_size,
             num_blocks=num_blocks,
             kv_cache_bytes=kv_cache_bytes,
-            policy=policy,
+            step=StepSpec(composer, policy, parse_options(option or ())),
             enable_prefix_caching=not no_prefix_caching,
         )
         sock = _bind(host, port)
         loaded = load_model(model, dtype=DTYPES[dtype], progress=_progress)
         names = served_model_name or [loaded.name]
         engine, metrics = build_engine(loaded, settings, names[0])
-    except SettingsError as error:
+    except (SettingsError, PolicyConfigError) as error:
         _fail(str(error))
     except OSError as error:
         _fail(f"can't read {error.filename or model}: {_words(error)}")

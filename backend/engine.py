@@ -190,7 +190,7 @@ class Engine:
         started_s = self._clock()
         num_policy_errors = self._scheduler.num_policy_errors
         try:
-            step = self._scheduler.plan_step()
+            step = self._scheduler.plan_step(started_s)
         except Exception:
             # Whose fault it is can't be told, and planning the same again would fail again.
             logger.exception("planning a step failed; every request fails")
@@ -200,7 +200,7 @@ class Engine:
             if row.sequence.scheduled_s is None:
                 row.sequence.scheduled_s = started_s
                 row.sequence.cached_prompt_tokens = row.sequence.computed_tokens
-                self._metrics.observe_scheduled(row.sequence.num_prompt_tokens, row.sequence.cached_prompt_tokens)
+                self._metrics.observe_scheduled(row.sequence.prompt_tokens, row.sequence.cached_prompt_tokens)
         forward_started_s = self._clock()
         computed, failed_rows, logits = self._forward.run(step.rows)
         forward_s = self._clock() - forward_started_s

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as ReadOnlySequence
 from dataclasses import dataclass
 
-from policies.batching import ORDERS, Chunked, Composer, PolicyError, check_plan
+from policies.batching import Chunked, Composer, PolicyError, check_plan, fcfs
 from policies.types import StepPlan
 
 from .kv_cache import BlockManager
@@ -55,9 +55,11 @@ class Scheduler:
         self.blocks = blocks
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
+        self.now_s = 0.0
+        """When the step that is planned began."""
         self.num_policy_errors = 0
         self._composer = composer
-        self._fallback = Chunked(ORDERS["fcfs"])
+        self._fallback = Chunked(fcfs)
         self._running: list[Sequence] = []
         self._waiting: list[Sequence] = []
 
@@ -92,11 +94,12 @@ class Scheduler:
         (self._running if sequence.state is SequenceState.RUNNING else self._waiting).remove(sequence)
         sequence.stop(SequenceState.FINISHED)
 
-    def plan_step(self) -> Step:
-        """Plan a step and apply it: preempt, hold cached prefixes, reserve blocks.
+    def plan_step(self, now_s: float) -> Step:
+        """Plan the step that begins now and apply it: preempt, hold cached prefixes, reserve blocks.
 
         The composer's plan is dropped and counted when it breaks a rule; chunked FCFS then plans this step.
         """
+        self.now_s = now_s
         try:
             plan = self._composer.compose(self)
             check_plan(self, plan)

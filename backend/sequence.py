@@ -49,7 +49,7 @@ class Sequence:
         self.request = request
         self.choice = choice
         self.token_ids = list(request.prompt_token_ids)
-        self.num_prompt_tokens = len(self.token_ids)
+        self.prompt_tokens = len(self.token_ids)
         self.computed_tokens = 0
         self.block_table: list[int] = []
         self.state = SequenceState.WAITING
@@ -77,7 +77,7 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.token_ids) - self.num_prompt_tokens
+        return len(self.token_ids) - self.prompt_tokens
 
     @property
     def held_blocks(self) -> int:

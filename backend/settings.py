@@ -1,12 +1,13 @@
 """How an engine is set up, and the engine that follows from it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
-from policies.batching import COMPOSERS, ORDERS
+from policies.batching import StepSpec, build_composer
+from policies.registry import PolicyConfigError
 
 from .engine import Engine
 from .kv_cache import BlockManager
@@ -38,14 +39,15 @@ class EngineSettings:
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None
-    policy: str = "fcfs"
-    composer: str = "chunked"
+    step: StepSpec = field(default_factory=StepSpec)
+    """What a step computes, and in which order sequences get their turn."""
     enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
-        for key, value, choices in (("policy", self.policy, ORDERS), ("composer", self.composer, COMPOSERS)):
-            if value not in choices:
-                raise SettingsError(f"{key} is {value!r}; known: {', '.join(choices)}")
+        try:
+            build_composer(self.step, order_key="policy")
+        except PolicyConfigError as error:
+            raise SettingsError(str(error)) from error
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise SettingsError(
                 f"max-num-batched-tokens is {self.max_num_batched_tokens}, max-num-seqs {self.max_num_seqs}: "
@@ -63,7 +65,7 @@ def build_engine(loaded: LoadedModel, settings: EngineSettings, model_name: str)
     blocks = BlockManager(num_blocks, settings.block_size, enable_prefix_caching=settings.enable_prefix_caching)
     scheduler = Scheduler(
         blocks,
-        COMPOSERS[settings.composer](ORDERS[settings.policy]),
+        build_composer(settings.step),
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_seqs=settings.max_num_seqs,
     )

@@ -22,7 +22,7 @@ from .builtin import (
 from .fairness.turns import Turns
 from .objectives import NO_OBJECTIVE, Objective
 from .policy import Policy
-from .registry import Part, PolicyConfigError, PolicyProblem, Registry, Value
+from .registry import Part, PolicyConfigError, PolicyProblem, Registry, Value, parts_in_use
 from .slicing import WholeCalls
 from .traffic import Traffic
 from .types import Lane
@@ -68,26 +68,8 @@ class PolicySpec:
 
 def effective_options(spec: PolicySpec) -> dict[str, dict[str, Value]]:
     """Every option of every part in use, defaults included. Raises PolicyConfigError with all that is wrong."""
-    problems: list[PolicyProblem] = []
-    parts: dict[str, Part[Any]] = {part.name: part for part in ALWAYS}
-    unused: dict[str, str] = {}
-    for role, registry in ROLES.items():
-        chosen, names = getattr(spec, role), registry.names()
-        if chosen not in names:
-            problems.append(PolicyProblem(role, chosen, f"allowed: {', '.join(names)}"))
-        for name in names:
-            if name == chosen or chosen not in names:
-                parts[name] = registry.get(name)
-            else:
-                unused[name] = f"{name} isn't in use: {role} is {chosen}"
-    for name, given in spec.options.items():
-        if name in parts and isinstance(given, Mapping):
-            problems += parts[name].problems(given)
-        elif name in parts:
-            problems.append(PolicyProblem(f"options.{name}", given, "must be a mapping of options"))
-        else:
-            allowed = unused.get(name, f"allowed: {', '.join(sorted(parts))}")
-            problems.append(PolicyProblem(f"options.{name}", given, allowed))
+    chosen = {role: getattr(spec, role) for role in ROLES}
+    parts, problems = parts_in_use(ROLES, chosen, spec.options, ALWAYS)
     problems += lane_objectives.problems(spec.objectives)
     if problems:
         raise PolicyConfigError(problems)

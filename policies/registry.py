@@ -108,3 +108,36 @@ class Registry(Generic[T]):
     def get(self, name: str) -> Part[T]:
         """Raises KeyError."""
         return self._parts[name]
+
+
+def parts_in_use(
+    roles: Mapping[str, Registry[Any]],
+    chosen: Mapping[str, str],
+    given: Mapping[str, Any],
+    always: Iterable[Part[Any]] = (),
+) -> tuple[dict[str, Part[Any]], list[PolicyProblem]]:
+    """The parts by name that `chosen` (role → name) puts to use, those of `always` among them, and what is wrong with
+    that choice and with the options `given` (part → option → value). Options of a part that isn't used are wrong: they
+    would have no effect.
+    """
+    problems: list[PolicyProblem] = []
+    parts: dict[str, Part[Any]] = {part.name: part for part in always}
+    unused: dict[str, str] = {}
+    for role, registry in roles.items():
+        choice, names = chosen[role], registry.names()
+        if choice not in names:
+            problems.append(PolicyProblem(role, choice, f"allowed: {', '.join(names)}"))
+        for name in names:
+            if name == choice or choice not in names:
+                parts[name] = registry.get(name)
+            else:
+                unused[name] = f"{name} isn't in use: {role} is {choice}"
+    for name, options in given.items():
+        if name in parts and isinstance(options, Mapping):
+            problems += parts[name].problems(options)
+        elif name in parts:
+            problems.append(PolicyProblem(f"options.{name}", options, "must be a mapping of options"))
+        else:
+            allowed = unused.get(name, f"allowed: {', '.join(sorted(parts))}")
+            problems.append(PolicyProblem(f"options.{name}", options, allowed))
+    return parts, problems

@@ -218,6 +218,8 @@ class SequenceLike(Protocol):
         ...
 
     @property
+    def prompt_tokens(self) -> int: ...
+    @property
     def num_tokens(self) -> int:
         """Prompt plus generated so far."""
         ...
@@ -250,6 +252,11 @@ class SequenceLike(Protocol):
 
 class EngineLike(Protocol):
     """The engine's state at the start of a step. Both lists are in arrival order."""
+
+    @property
+    def now_s(self) -> float:
+        """When the step begins, by the clock of `SequenceLike.arrival_s`."""
+        ...
 
     @property
     def running(self) -> Sequence[SequenceLike]: ...

@@ -10,6 +10,9 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from policies.batching import COMPOSERS, ORDERS, StepSpec, parse_options
+from policies.registry import PolicyConfigError
+
 from ..demo import steps
 from ..errors import LoadtestError
 from ..guard import told
@@ -58,7 +61,8 @@ def simulate(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help=f"May be repeated. default, fcfs, parts joined by + (drr+boost), or a bound: {', '.join(BOUNDS)}.",
+            help=f"May be repeated. default, fcfs, parts joined by + (drr+boost), or a bound: {', '.join(BOUNDS)}. "
+            "After a colon what the engines do in place of --composer and --engine-order: direct:sj-mlfq+priority.",
         ),
     ] = None,
     load: Annotated[
@@ -72,8 +76,16 @@ def simulate(
     requests: Annotated[
         int | None, typer.Option(metavar="N", min=2, help="Of the first trace, which starts over; all by default.")
     ] = None,
-    engine_order: Annotated[str, typer.Option(metavar="NAME", help="Inside the engine: fcfs or priority.")] = "fcfs",
-    composer: Annotated[str, typer.Option(metavar="NAME", help="What a step of the engine computes.")] = "chunked",
+    engine_order: Annotated[
+        str, typer.Option(metavar="NAME", help=f"Inside the engine: {', '.join(ORDERS.names())}.")
+    ] = "fcfs",
+    composer: Annotated[
+        str, typer.Option(metavar="NAME", help=f"What a step of the engine computes: {', '.join(COMPOSERS.names())}.")
+    ] = "chunked",
+    engine_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME.OPTION=VALUE", help="Of composer or engine order, such as sj-mlfq.num_levels=4."),
+    ] = None,
     options: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSON, as a gateway's policy.options; for every policy.")
     ] = None,
@@ -111,8 +123,7 @@ def simulate(
             num_replicas=replicas,
             num_gateways=gateways,
             network_s=network_ms / 1e3,
-            composer=composer,
-            engine_order=engine_order,
+            step=StepSpec(composer, engine_order, _engine_options(engine_option or [])),
             max_in_flight_tokens=tokens or None,
             max_in_flight_requests=model.max_num_seqs,
             max_prefill_tokens=prefill_tokens,
@@ -250,6 +261,13 @@ def _workload(
         [(trace, share or 0.0) for _, trace, share in parts], costs, num_first=num or len(first), rng=rng
     )
     return parted(mixed, [name for name, _, _ in parts])
+
+
+def _engine_options(texts: list[str]) -> dict[str, dict[str, Any]]:
+    try:
+        return parse_options(texts)
+    except PolicyConfigError as error:
+        raise LoadtestError(f"the engine: {error}") from error
 
 
 def _options(path: Path | None) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from policies.batching import Composer
+from policies.batching import COMPOSERS, ORDERS, Composer, StepSpec, build_composer
 from policies.config import ROLES, PolicyConfigError, PolicySpec, build_policy
 from policies.estimate.output import OutputQuantiles
 from policies.policy import Policy
+from policies.registry import Registry
 from policies.types import EngineLike, RequestLike, SequenceLike, StepPlan, StepRow
 
 from ..errors import LoadtestError
@@ -57,8 +59,17 @@ def contender(
     `drr+boost`; roles that aren't named keep their default. `options` as in a gateway's `policy.options`; where they
     don't say what tokens cost, `costs` does.
 
+    After a colon the step composer and the order of the engines, joined by `+`, in place of the setup's: such as
+    `direct:sj-mlfq` or `fcfs:chunked+priority`.
+
     Raises `LoadtestError` naming key, value and choices.
     """
+    policy, colon, step = name.partition(":")
+    if colon:
+        engines = contender(policy, costs, model, options)
+        if engines.make_composer is not None:
+            raise LoadtestError(f"policy {name!r}: {policy} has engines of its own")
+        return replace(engines, name=name, make_composer=partial(build_composer, _step(name, step, costs)))
     if name == "direct":
         return Contender(name, pass_through, is_direct=True)
     if name == "oracle-sjf":
@@ -75,6 +86,28 @@ def contender(
     except PolicyConfigError as error:
         raise LoadtestError(f"policy {name}: {error}") from error
     return Contender(name, lambda: build_policy(spec))
+
+
+def _step(name: str, parts: str, costs: Costs) -> StepSpec:
+    roles: dict[str, str] = {}
+    for part in parts.split("+"):
+        role = "composer" if part in COMPOSERS.names() else "order"
+        if role in roles:
+            raise LoadtestError(f"policy {name!r}: {part} and {roles[role]} are both the engines' {role}")
+        roles[role] = part
+    cost = {"prefill_s_per_token": costs.prompt_token_s, "decode_s_per_token": costs.output_token_s}
+    kinds: dict[str, Registry[Any]] = {"composer": COMPOSERS, "order": ORDERS}
+    options = {
+        part: {key: value for key, value in cost.items() if key in kinds[role].get(part).options}
+        for role, part in roles.items()
+        if part in kinds[role].names()
+    }
+    spec = StepSpec(**roles, options=options)
+    try:
+        build_composer(spec)
+    except PolicyConfigError as error:
+        raise LoadtestError(f"policy {name!r}: {error}") from error
+    return spec
 
 
 def _spec(name: str, costs: Costs, options: Mapping[str, Mapping[str, Any]] | None) -> PolicySpec:

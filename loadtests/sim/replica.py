@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
-from policies.batching import ORDERS, Chunked, Composer, PolicyError, check_plan
+from policies.batching import Chunked, Composer, PolicyError, PrefillFirst, check_plan, fcfs
 from policies.types import Call, StepPlan
 
 from .events import Action, EventQueue, Phase
@@ -59,6 +59,8 @@ class SimReplica:
             chunk_blocks=max(1, model.chunk_tokens // model.block_size),
             enable_prefix_caching=model.enable_prefix_caching,
         )
+        self.now_s = 0.0
+        """When the step that is planned began."""
         self.listeners: list[Listener] = []
         self.is_down = False
         self.num_steps = 0
@@ -66,9 +68,10 @@ class SimReplica:
         self.num_policy_errors = 0
         self.busy_s = 0.0
         self._composer = composer
-        self._fallback = Chunked(ORDERS["fcfs"])
-        # What waits stays as it is while others decode: see `Chunked`; another composer may look at the clock.
-        self._may_decode_past_waiting = isinstance(composer, Chunked)
+        self._fallback = Chunked(fcfs)
+        # What waits stays as it is while others decode: who starts is a matter of blocks and places for these two.
+        # Another composer may look at the clock.
+        self._may_decode_past_waiting = isinstance(composer, Chunked | PrefillFirst)
         self._events = events
         self._network_s = network_s
         self._is_stepwise = is_stepwise
@@ -162,6 +165,7 @@ class SimReplica:
         self._sweep()
         if not self._running and not self._waiting:
             return
+        self.now_s = now_s
         plan = self._plan()
         rows, is_decode = self._apply(plan, now_s)
         time = self.model.step_time

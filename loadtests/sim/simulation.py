@@ -1,12 +1,13 @@
 """The whole of it: requests, gateways and replicas, put together and run."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from policies.batching import COMPOSERS, ORDERS, Composer, StepOrder
+from policies.batching import Composer, StepSpec, build_composer
 from policies.dispatch import DispatchCore
 from policies.policy import Policy
+from policies.registry import PolicyConfigError
 from policies.types import Effect
 
 from ..answer import Answer
@@ -54,8 +55,7 @@ class Setup:
     num_gateways: int = 1
     network_s: float = 0.0
     probe_s: float = 1.0
-    composer: str = "chunked"
-    engine_order: str = "fcfs"
+    step: StepSpec = field(default_factory=StepSpec)
     max_in_flight_tokens: int | None = None
     max_in_flight_requests: int | None = None
     max_prefill_tokens: int | None = None
@@ -98,7 +98,7 @@ def simulate(
 ) -> Result:
     """Runs until the last request has ended. Nothing is random here: same arguments, same result.
 
-    `make_policy` is called once a gateway (parts own what they learn). `make_composer` replaces `setup.composer`, once
+    `make_policy` is called once a gateway (parts own what they learn). `make_composer` replaces `setup.step`, once
     a replica. `on_effect` hears (gateway, instant, effect) of every decision. Requests go to gateways in turn. Raises
     `LoadtestError` for a request that no replica could hold, and for an outage of a replica that doesn't exist.
     """
@@ -120,7 +120,7 @@ def simulate(
         )
         for index in range(setup.num_replicas)
     ]
-    composer = make_composer or partial(COMPOSERS[setup.composer], _order(setup.engine_order))
+    composer = make_composer or partial(build_composer, setup.step)
     replicas = [
         SimReplica(index, setup.model, composer(), events, network_s=setup.network_s, is_stepwise=setup.is_stepwise)
         for index in range(setup.num_replicas)
@@ -163,16 +163,11 @@ def simulate(
     )
 
 
-def _order(name: str) -> StepOrder:
-    try:
-        return ORDERS[name]
-    except KeyError:
-        raise LoadtestError(f"engine order {name!r}: no such order; there are: {', '.join(sorted(ORDERS))}") from None
-
-
 def _check(requests: Sequence[SimRequest], setup: Setup) -> None:
-    if setup.composer not in COMPOSERS:
-        raise LoadtestError(f"composer {setup.composer!r}: no such composer; there are: {', '.join(sorted(COMPOSERS))}")
+    try:
+        build_composer(setup.step)
+    except PolicyConfigError as error:
+        raise LoadtestError(f"the engine: {error}") from error
     if setup.model.chunk_tokens % setup.model.block_size:
         raise LoadtestError(f"a prefix chunk of {setup.model.chunk_tokens} tokens isn't a whole number of KV blocks")
     capacity = setup.model.capacity_tokens

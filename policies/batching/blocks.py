@@ -13,6 +13,11 @@ def growth_blocks(sequence: SequenceLike, num_tokens: int, block_size: int) -> i
     return max(0, blocks_for(sequence.computed_tokens + num_tokens, block_size) - sequence.held_blocks)
 
 
+def outstanding_blocks(sequence: SequenceLike, block_size: int) -> int:
+    """New blocks that a running sequence still takes for the tokens it has."""
+    return max(0, blocks_for(sequence.num_tokens, block_size) - sequence.held_blocks)
+
+
 def admission_blocks(sequence: SequenceLike, num_tokens: int, block_size: int, *, preempting: bool) -> int:
     """Free blocks that a waiting sequence takes to start with `num_tokens` tokens past its cached prefix.
 

@@ -18,7 +18,7 @@ from backend.sampler import Sampler, SamplingParams
 from backend.scheduler import Scheduler
 from backend.sequence import GenerationRequest
 from backend.tokenizer import Detokenizer
-from policies.batching import ORDERS, Chunked, Composer
+from policies.batching import Composer, StepSpec, build_composer
 
 EOS = 0
 VOCAB_SIZE = 256
@@ -144,7 +144,7 @@ def make_engine(
     """An engine over the fake model, not started."""
     scheduler = Scheduler(
         BlockManager(num_blocks, block_size, enable_prefix_caching=enable_prefix_caching),
-        composer or Chunked(ORDERS[order]),
+        composer or build_composer(StepSpec(order=order)),
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
     )

@@ -22,7 +22,7 @@ from loadtests.sim.replica import SimReplica
 from loadtests.sim.request import SimRequest
 from loadtests.sim.sequence import SimSequence
 from loadtests.sim.simulation import Setup, SimulatedServer, simulate
-from policies.batching import COMPOSERS, ORDERS
+from policies.batching import StepSpec, build_composer
 from policies.dispatch import DispatchCore
 from policies.policy import Policy
 from policies.types import Call, Effect, Outcome, Sample
@@ -140,9 +140,8 @@ def _live(mix: Sequence[SimRequest], make_policy: Callable[[], Policy], setup: S
     loop = _SimulatedLoop(events)
 
     async def main() -> dict[str, Any]:
-        order = ORDERS[setup.engine_order]
         replicas = [
-            SimReplica(index, setup.model, COMPOSERS[setup.composer](order), events, network_s=setup.network_s)
+            SimReplica(index, setup.model, build_composer(setup.step), events, network_s=setup.network_s)
             for index in range(setup.num_replicas)
         ]
         gateway = _LiveGateway(_RecordingCore(make_policy(), log), replicas, events, setup.network_s)
@@ -189,7 +188,7 @@ def test_the_live_dispatcher_decides_what_the_simulator_decides(spec: dict[str, 
             engine,
             num_replicas=rng.randint(1, 3),
             network_s=rng.choice([0.0, 0.002]),
-            engine_order=rng.choice(["fcfs", "priority"]),
+            step=StepSpec(order=rng.choice(["fcfs", "priority"])),
             max_in_flight_tokens=rng.choice([300, 900]),
             max_in_flight_requests=rng.choice([None, 3]),
         )

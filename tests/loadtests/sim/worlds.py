@@ -6,6 +6,7 @@ from loadtests.sim.model import ReplicaModel
 from loadtests.sim.request import SimRequest
 from loadtests.sim.simulation import Outage, Setup
 from loadtests.sim.step_time import StepTime
+from policies.batching import StepSpec
 from policies.config import PolicySpec, build_policy
 from policies.policy import Policy
 from policies.types import Lane
@@ -76,7 +77,7 @@ def setup(rng: random.Random, *, is_stepwise: bool, tight: bool) -> Setup:
         num_gateways=rng.randint(1, 3),
         network_s=rng.choice([0.0, 0.003]),
         probe_s=rng.choice([0.0, 0.5]),
-        engine_order=rng.choice(["fcfs", "priority"]),
+        step=StepSpec(order=rng.choice(["fcfs", "priority"])),
         max_in_flight_tokens=rng.choice([None, 600]),
         outages=(outage,) if rng.random() < 0.4 else (),
         is_stepwise=is_stepwise,

@@ -19,6 +19,11 @@ class Seq:
     cached_tokens: int = 0
     cached_idle_blocks: int = 0
     target_tokens: int = 0
+    prompt_tokens: int = 0
+    """0: all its tokens at first."""
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = self.prompt_tokens or self.num_tokens
 
     @property
     def exclusive_blocks(self) -> int:
@@ -37,6 +42,8 @@ class World:
     waiting: list[Seq] = field(default_factory=list)
     finished: list[int] = field(default_factory=list)
     num_preempted: int = 0
+    now_s: float = 0.0
+    step_s: float = 0.1
 
     @property
     def free_blocks(self) -> int:
@@ -50,6 +57,7 @@ class World:
         """Plan, check, run."""
         plan = composer.compose(self)
         check_plan(self, plan)
+        self.now_s += self.step_s
         self.num_preempted += len(plan.preempt)
         for sequence in [sequence for sequence in self.running if sequence.sequence_id in plan.preempt]:
             self.running.remove(sequence)
