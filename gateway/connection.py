@@ -8,6 +8,7 @@ the replica and memory stays bounded. Closing it is how a generation is aborted 
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import httptools
@@ -18,6 +19,10 @@ from .upstream_errors import UpstreamClosed, UpstreamError, UpstreamGarbled, Ups
 
 HIGH_WATER_BYTES = 1 << 16
 MAX_HEAD_BYTES = 1 << 16
+
+_Error = Callable[[], UpstreamError]
+"""Makes the error that ended an exchange. One that was raised refers to the frames it went through, and so back to the
+connection that would hold it."""
 
 
 class Connection(ResponseReader, asyncio.Protocol):
@@ -66,7 +71,7 @@ class Connection(ResponseReader, asyncio.Protocol):
         self.idle_since_s = 0.0
         self._head_bytes = 0
         self.has_answered = False
-        self._error: UpstreamError | None = None
+        self._error: _Error | None = None
 
     # The exchange
 
@@ -96,7 +101,7 @@ class Connection(ResponseReader, asyncio.Protocol):
         """Wait for `status` and `headers`. Raises UpstreamError."""
         while not self.has_head:
             if self._error is not None:
-                raise self._error
+                raise self._error()
             await self._wait()
 
     async def pour(self, sink: Callable[[bytes], bool]) -> bytes:
@@ -111,7 +116,7 @@ class Connection(ResponseReader, asyncio.Protocol):
                 if not sink(self._take()):
                     return b""
             elif self._error is not None:
-                raise self._error
+                raise self._error()
             else:
                 self._resume_reading()
                 self._sink = sink
@@ -132,7 +137,7 @@ class Connection(ResponseReader, asyncio.Protocol):
             if self.is_complete:
                 return b""
             if self._error is not None:
-                raise self._error
+                raise self._error()
             await self._wait()
         data = self._take()
         self._resume_reading()
@@ -142,7 +147,7 @@ class Connection(ResponseReader, asyncio.Protocol):
         """What `read` would return, left for it. Raises UpstreamError."""
         while not self._pieces and not self.is_complete:
             if self._error is not None:
-                raise self._error
+                raise self._error()
             await self._wait()
         return b"".join(self._pieces)
 
@@ -224,7 +229,7 @@ class Connection(ResponseReader, asyncio.Protocol):
         if left_s >= GRAIN_S:
             self._start_timer(left_s)
         elif self._waiter is not None:
-            self._fail(UpstreamTimeout(self._limit_s))
+            self._fail(partial(UpstreamTimeout, self._limit_s))
         else:
             self._start_timer(self._limit_s)
 
@@ -242,7 +247,7 @@ class Connection(ResponseReader, asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _fail(self, error: UpstreamError) -> None:
+    def _fail(self, error: _Error) -> None:
         if self._error is None:
             self._error = error
         self.abort()
@@ -267,7 +272,7 @@ class Connection(ResponseReader, asyncio.Protocol):
         if not self.has_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self._fail(UpstreamGarbled())
+                self._fail(UpstreamGarbled)
             return
         if self._sink is not None and not self.is_complete and self._pieces:
             self._deadline_s = self._loop.time() + self._limit_s
@@ -285,7 +290,7 @@ class Connection(ResponseReader, asyncio.Protocol):
         if self.is_complete:  # rubbish behind a good answer spoils the connection only
             self._keeps_alive = False
         else:
-            self._fail(UpstreamGarbled())
+            self._fail(UpstreamGarbled)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_closed = True
@@ -294,10 +299,16 @@ class Connection(ResponseReader, asyncio.Protocol):
             if exc is None and self.has_head and self._error is None and self._ends_with_connection():
                 self.is_complete = True
             elif self._error is None:
-                self._error = UpstreamClosed()
+                self._error = UpstreamClosed
         self._wake()
         self._on_lost(self)
-        # They refer back to this: without them it is gone at once, and needn't wait for a search for cycles.
+        self.let_go()
+
+    def let_go(self) -> None:
+        """The connection is over, or never came to be: what refers back to this is dropped.
+
+        So it is gone at once, and needn't wait for a search for cycles.
+        """
         self._parser = None  # type: ignore[assignment]
         self._transport = None
 

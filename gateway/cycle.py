@@ -106,8 +106,8 @@ class Cycle:
         self.disconnected = False
         self.left_because: str | None = None
         """Why the connection was ended from this side, if it was: the `reason` of the disconnect message."""
-        self.fault: GatewayError | None = None
-        """Why the body can't be received; `receive` raises it."""
+        self.fault: Callable[[], GatewayError] | None = None
+        """Makes the error that says why the body can't be received; `receive` raises it."""
         self.response_started = False
         self.response_complete = False
         self.is_chunked = False
@@ -180,7 +180,7 @@ class Cycle:
                 self._owner.transport.write(CONTINUE)
         while not (self.disconnected or self.response_complete):
             if self.fault is not None:
-                raise self.fault
+                raise self.fault()
             if self.body or not (self.more_body or self._is_received):
                 self._is_received = not self.more_body
                 body, self.body = bytes(self.body), bytearray()

@@ -45,6 +45,8 @@ class Pending(Generic[T]):
             except StopIteration as end:
                 result: T = end.value
                 return result
+            finally:
+                thrown = None  # it refers to this frame, once it has been raised in it
 
     def watch(self, loop: asyncio.AbstractEventLoop, on_end: Callable[[T | Exception], None]) -> None:
         """Run the rest in callbacks of the loop, outside of any task. `on_end` gets what it returned or raised."""

@@ -213,7 +213,7 @@ class ClientConnection(HttpToolsProtocol):
     def _spoil(self, cycle: Cycle) -> None:
         """Where this request's body ends can't be known, and so not where the next request begins."""
         self._is_deaf = True
-        cycle.fault = MalformedBody()
+        cycle.fault = MalformedBody
         cycle.wake()
 
     def _refuse(self, refusal: Refusal) -> None:

@@ -209,7 +209,7 @@ class Relay:
         while True:
             last = await exchange.pour(self._pass_on)
             if self._failure is not None:
-                raise self._failure
+                raise self._taken_failure()
             if self._unsent is not None:
                 await self._send_rest(self._unsent)
             if exchange.is_at_end:
@@ -248,6 +248,12 @@ class Relay:
         if self._record.ttft_s is None:
             self._note_first_sent()
         return True
+
+    def _taken_failure(self) -> Exception:
+        """For whoever raises it: held on, it would refer back to this by the frames it goes through."""
+        failure, self._failure = self._failure, None
+        assert failure is not None
+        return failure
 
     def _look_at(self, piece: bytes, now_s: float) -> bytes:
         """Learn from a piece; what is to be sent for it."""

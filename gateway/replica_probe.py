@@ -71,7 +71,6 @@ class Prober:
         method, content, headers = "GET", None, self._headers
         if json is not None:
             method, content, headers = "POST", orjson.dumps(json), {**headers, "content-type": "application/json"}
-        received = bytearray()
         try:
             async with asyncio.timeout(self._timeout_s):
                 request = self._http.stream(
@@ -83,20 +82,28 @@ class Prober:
                     follow_redirects=False,  # a replica may not send the gateway elsewhere
                 )
                 async with request as response:
-                    if response.headers.get("content-encoding", "identity") != "identity":
-                        self._trouble = f"a packed answer at {path}"
-                        return None
-                    async for piece in response.aiter_raw():
-                        received += piece
-                        if len(received) > MAX_ANSWER_BYTES:
-                            self._trouble = f"an answer over {MAX_ANSWER_BYTES} bytes at {path}"
-                            return None
-                    return Answer(response.status_code, bytes(received))
+                    try:
+                        return await self._received(response, path)
+                    finally:
+                        await response.aclose()
+                        response.stream = httpx.ByteStream(b"")  # the one it had refers back to it
         except httpx.TimeoutException as error:
             raise TimeoutError from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             self._trouble = _in_words(error)
             return None
+
+    async def _received(self, response: httpx.Response, path: str) -> Answer | None:
+        received = bytearray()
+        if response.headers.get("content-encoding", "identity") != "identity":
+            self._trouble = f"a packed answer at {path}"
+            return None
+        async for piece in response.aiter_raw():
+            received += piece
+            if len(received) > MAX_ANSWER_BYTES:
+                self._trouble = f"an answer over {MAX_ANSWER_BYTES} bytes at {path}"
+                return None
+        return Answer(response.status_code, bytes(received))
 
     async def health(self) -> tuple[Health, str]:
         """/health, or /v1/models of a server that has no /health (plain OpenAI ones); and why it isn't green."""

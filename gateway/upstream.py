@@ -95,18 +95,23 @@ class Upstream:
     async def connect(self) -> Connection:
         """A new connection. Raises ConnectFailed."""
         loop = asyncio.get_running_loop()
+        connection = Connection(loop, self._on_lost)
         try:
             async with asyncio.timeout(self._connect_s):
-                transport, connection = await loop.create_connection(
-                    lambda: Connection(loop, self._on_lost),
+                transport, _ = await loop.create_connection(
+                    lambda: connection,
                     self.host,
                     self.port,
                     ssl=self._tls,
                     server_hostname=self.host if self._tls is not None else None,
                 )
         except (OSError, TimeoutError) as error:
+            connection.let_go()
             is_refused = not isinstance(error, TimeoutError) and error.errno not in _OWN_SHORTAGES
             raise ConnectFailed(is_refused=is_refused) from error
+        except asyncio.CancelledError:
+            connection.let_go()  # uvloop closes one that was made by then, and doesn't say so
+            raise
         if not connection.is_closed:
             notice(transport.get_extra_info("socket"), unacknowledged_s=UNACKNOWLEDGED_S)
         if connection.is_closed or self._is_closed:

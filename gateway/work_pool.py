@@ -99,25 +99,31 @@ class WorkPool:
                     waiting.remove(job)
                     heapq.heapify(waiting)
             raise
+        finally:
+            del job, done  # an error that it holds refers to this frame, once it has been raised here
 
     def _work(self) -> None:
         while (taken := self._take()) is not None:
-            job, is_long = taken
-            began_s = self._clock()
-            result: object = None
-            error: Exception | None = None
-            try:
-                result = job.work()
-            except Exception as caught:
-                error = caught
-            except BaseException as caught:  # a panic in native code: the thread must live and the caller must hear
-                error = RuntimeError(f"{type(caught).__name__}: {caught}")
-            ended_s = self._clock()
-            if is_long:
-                with self._condition:
-                    self._num_long_running -= 1
-                    self._condition.notify()
-            self._hand_over(job, Done(result, began_s - job.submitted_s, ended_s - began_s), error)
+            self._do(*taken)
+            del taken  # a thread that waits holds nothing of what it did last
+
+    def _do(self, job: _Job, is_long: bool) -> None:
+        began_s = self._clock()
+        result: object = None
+        error: Exception | None = None
+        try:
+            result = job.work()
+        except Exception as caught:
+            error = caught
+        except BaseException as caught:  # a panic in native code: the thread must live and the caller must hear
+            error = RuntimeError(f"{type(caught).__name__}: {caught}")
+        ended_s = self._clock()
+        if is_long:
+            with self._condition:
+                self._num_long_running -= 1
+                self._condition.notify()
+        self._hand_over(job, Done(result, began_s - job.submitted_s, ended_s - began_s), error)
+        del job, error  # the error refers to this frame
 
     def _take(self) -> tuple[_Job, bool] | None:
         """The next job for this thread; None when the pool has closed."""

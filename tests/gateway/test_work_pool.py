@@ -3,12 +3,14 @@
 import asyncio
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
 from gateway.work_pool import Done, WorkPool
+from tests.support.cycles import no_cycles
 
 from .tiny_replica import until
 
@@ -152,6 +154,36 @@ async def test_closing_cancels_what_waits_and_refuses_more() -> None:
     await asyncio.gather(*tasks)
     with pytest.raises(RuntimeError, match="closed"):
         await pool.run(lambda: 1, 0.001)
+
+
+async def test_failed_work_is_freed_at_once() -> None:
+    """Its error refers to the frames it went through: nothing of those refers to it."""
+
+    def fail() -> None:
+        raise ArithmeticError("a fault planted by the test")
+
+    async with running() as pool:
+        with no_cycles():
+            for _ in range(3):
+                with pytest.raises(ArithmeticError):
+                    await pool.run(fail, 0.0)
+                await pool.run(int, 0.0)
+
+
+async def test_a_thread_that_waits_holds_nothing_of_what_it_did_last() -> None:
+    """A prompt of megabytes would stay until somebody else has one counted."""
+
+    class Prompt:
+        def __call__(self) -> "Prompt":
+            return self
+
+    async with running() as pool:
+        prompt = Prompt()
+        gone = weakref.ref(prompt)
+        for expected_s in (0.0, 1.0):
+            await pool.run(prompt, expected_s)
+        del prompt
+        await until(lambda: gone() is None)
 
 
 def test_one_thread_is_not_enough() -> None:
