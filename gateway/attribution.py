@@ -69,6 +69,7 @@ class Record:
     route_why: str = ""
     policy: str = ""
     attempt: int = 0
+    num_slices: int = 0
     status: int | None = None
     outcome: str = "ok"
     reason: str | None = None
@@ -124,6 +125,21 @@ class Record:
         self.attempt += 1
         self.replica_id = replica_id
         self.route_why = why
+
+    def stop_attempt(self, now_s: float) -> None:
+        """The attempt was stopped for others and goes on in slices: what it computed isn't lost, nor is its time."""
+        self.attempt -= 1
+        self.enter(Layer.SLICE_WAIT, now_s)
+
+    def begin_slice(self, now_s: float, replica_id: str) -> None:
+        """A part of the prompt is about to be computed."""
+        self.enter(Layer.CONNECT, now_s)
+        self.replica_id = replica_id
+
+    def end_slice(self, now_s: float, *, is_useful: bool) -> None:
+        """That part is in the replica's cache, if it was of use; others may pass."""
+        self.num_slices += is_useful
+        self.enter(Layer.SLICE_WAIT, now_s, f"slices: {self.num_slices}")
 
     def fail_attempt(self, now_s: float, note: str) -> None:
         """The attempt came to nothing: all of its time becomes `retry`, and the request waits again."""
@@ -184,6 +200,7 @@ class Record:
             "route_why": self.route_why,
             "policy": self.policy,
             "attempt": self.attempt,
+            "slices": self.num_slices,
             "status": self.status,
             "outcome": self.outcome,
             "reason": self.reason,

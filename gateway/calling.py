@@ -12,6 +12,7 @@ from .errors import ResponseBroken
 from .relay import Relay
 from .retry_budget import RetryBudget
 from .sending import Sending
+from .slice_calls import SliceCalls
 from .unanswered import UnansweredCalls
 from .upstream import Upstreams
 from .upstream_errors import ConnectFailed, UpstreamClosed, UpstreamError
@@ -69,6 +70,7 @@ class Caller:
         self._counter = counter
         self._can_serve = can_serve
         self._clock = clock
+        self._slices = SliceCalls(pool=pool, upstreams=upstreams, unanswered=unanswered, clock=clock)
 
     async def answer(self, sending: Sending, place: Place, record: Record) -> None:
         """Call replicas until one answers, at most as many as allowed."""
@@ -82,6 +84,9 @@ class Caller:
                     record.reason = record.reason or call.waited_for.value
             else:
                 call = place.call
+            if call.slice_end_tokens is not None:
+                await self._slices.run(sending, place, call, record)
+                continue
             tried.add(call.replica_id)
             try:
                 await self._attempt(sending, place, call, record, tried)
@@ -90,7 +95,7 @@ class Caller:
                 place.end_call(Outcome.DROPPED)
                 place.requeue(tried)
             except _StoppedError:
-                record.enter(Layer.SLICE_WAIT, self._clock())
+                record.stop_attempt(self._clock())
                 tried.discard(call.replica_id)
                 place.end_call(Outcome.IGNORED)
             else:
@@ -138,6 +143,10 @@ class Caller:
             )
             if is_busy and self._may_retry(record, place, tried):
                 raise _ElsewhereError(f"{call.replica_id}: status {status}")
+            if place.request.can_be_sliced and record.streams and replica.slice_block_tokens is not None:
+                # The engine may send its head at once: until the first token the call may be stopped for others, so
+                # the client gets none of it yet.
+                await exchange.peek()
             place.on_stop = None
             sending.body = b""  # nobody is called after this one
             await relay.run(status, headers)

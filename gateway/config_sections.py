@@ -148,6 +148,7 @@ class PolicyConfig(Section):
     admission: str = DEFAULT_POLICY.admission
     shedding: str = DEFAULT_POLICY.shedding
     routing: str = DEFAULT_POLICY.routing
+    slicing: str = DEFAULT_POLICY.slicing
     objectives: ObjectivesConfig = ObjectivesConfig()
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
@@ -159,6 +160,7 @@ class PolicyConfig(Section):
             admission=self.admission,
             shedding=self.shedding,
             routing=self.routing,
+            slicing=self.slicing,
             options=self.options,
             objectives=self.objectives.by_lane(),
         )

@@ -110,7 +110,7 @@ class Dispatcher:
     def end_call(self, place: "Place", call: Call, outcome: Outcome, sample: Sample) -> None:
         """Give a slot back, and forget the request if that ended it."""
         self.core.call_ended(call.call_id, outcome, sample, self.clock())
-        if outcome is not Outcome.DROPPED and not place.is_stopping:
+        if not self.core.knows(place.request.request_id):
             self._places.pop(place.request.request_id, None)
         self.pump()
 

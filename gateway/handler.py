@@ -290,4 +290,5 @@ class Handler:
             feature,
             body_bytes,
             by_s,
+            fields.can_be_sliced,
         )

@@ -43,6 +43,10 @@ class Replica:
         """Whether it isn't healthy because it doesn't answer health checks at all, neither well nor ill."""
         self.last_error: str | None = None
         """Why it isn't healthy, in words; None while it is."""
+        self.slice_block_tokens: int | None = None
+        """Tokens in a block of its prefix cache, once that was seen to work: long prompts may go there in slices."""
+        self.whole_because: str | None = None
+        """Why they go there whole, in words; None where they don't, or while that isn't known."""
         self.ejection = Ejection(rule)
         self._is_on_trial = False
 
@@ -94,5 +98,6 @@ class Replica:
             self.max_in_flight_tokens,
             self.max_in_flight_requests,
             self.max_prefill_tokens,
+            self.slice_block_tokens,
             self.kind,
         )

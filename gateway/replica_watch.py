@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping
 
 import httpx
 
+from policies.slicing import WholeCalls
+
 from .api.openai_fields import TOKENIZE
 from .config import GatewayConfig
 from .config_sections import ReplicaConfig
+from .prefix_probe import find_prefix_caching
 from .replica import Replica
 from .replica_kinds import features_of
 from .replica_metrics import ReplicaLoad, parse_load
@@ -18,6 +21,7 @@ from .replica_probe import Health, ModelCard, Prober
 logger = logging.getLogger(__name__)
 
 _MAY_TOKENIZE = frozenset({"vllm", "tailgate-backend", "sglang"})
+_MAY_SLICE = frozenset({"vllm", "tailgate-backend"})
 _MAY_DESCRIBE = frozenset({"vllm", "sglang", "openai"})
 
 SLOW_PROBES = 3
@@ -26,6 +30,8 @@ SILENT_PROBES = 2
 """The same where its calls hear nothing either, while others could take them."""
 SUSPECT_S = 1.0
 """Calls that wait so long, and hear nothing, are reason to look whether it is well."""
+ASK_AGAIN_S = 30.0
+"""Until a replica that gave no answer about its prefix cache is asked again."""
 RECHECK_S = 0.5
 """A replica that is down is looked at this often, for the sake of whoever waits for its return."""
 
@@ -51,6 +57,8 @@ class Watcher:
         self._settle = settle
         self._listen = listen
         self._num_slow = self._num_silent = 0
+        self._slices = config.policy.slicing != WholeCalls.name
+        self._prefixes_due_s: float | None = None  # when to ask again whether prefixes are cached
         self._is_identified = False
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -116,6 +124,7 @@ class Watcher:
         self._replica.is_healthy = self._replica.is_hung = False
         self._replica.last_error = error
         self._is_identified = False  # what comes back may be another server
+        self._replica.slice_block_tokens = None
 
     async def _learn(self) -> None:
         replica = self._replica
@@ -125,6 +134,7 @@ class Watcher:
         if load is not None:
             if replica.load is not None and replica.load.process_start != load.process_start:
                 self._is_identified = False
+                replica.slice_block_tokens = None
             replica.load = load
         if not cards and not self._is_identified and (info := await self._prober.tgi_info()) is not None:
             cards = {info[0]: ModelCard(max_model_len=info[1])}
@@ -136,6 +146,8 @@ class Watcher:
             return
         if not self._is_identified:
             await self._identify(replica.cards, load.engine if load is not None else None)
+        elif self._prefixes_due_s is not None and self._clock() >= self._prefixes_due_s:
+            await self._look_at_prefixes()
         if not replica.is_healthy:
             logger.info("replica %s (%s): %s, serves %s", replica.replica_id, replica.url, replica.kind, _list(replica))
         replica.is_healthy, replica.is_hung = True, False
@@ -159,7 +171,30 @@ class Watcher:
         if replica.kind in _MAY_TOKENIZE and await self._prober.has_tokenize(min(replica.models)):
             features.add(TOKENIZE)
         replica.features = frozenset(features)
+        await self._look_at_prefixes()
         self._is_identified = True
+
+    async def _look_at_prefixes(self) -> None:
+        """Whether long prompts can be computed there in slices."""
+        replica = self._replica
+        self._prefixes_due_s = None
+        if not self._slices:
+            replica.whole_because = "the policy cuts nothing"
+        elif replica.kind not in _MAY_SLICE:
+            replica.whole_because = f"nothing is known of prefix caching in servers of kind {replica.kind}"
+        elif TOKENIZE not in replica.features:
+            replica.whole_because = "it has no /tokenize"
+        else:
+            found = await find_prefix_caching(self._prober, min(replica.models))
+            replica.slice_block_tokens, replica.whole_because = found.block_tokens, found.why or None
+            if found.may_change:
+                self._prefixes_due_s = self._clock() + ASK_AGAIN_S
+            how = (
+                f"in slices, with blocks of {found.block_tokens} tokens"
+                if found.block_tokens
+                else f"whole: {found.why}"
+            )
+            logger.info("replica %s: long prompts go there %s", replica.replica_id, how)
 
 
 def _list(replica: Replica) -> str:

@@ -23,3 +23,4 @@ class Request(NamedTuple):
     feature: str | None = None
     body_bytes: int = 0
     first_token_by_s: float | None = None
+    can_be_sliced: bool = False

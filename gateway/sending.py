@@ -41,6 +41,8 @@ class Sending:
     """As the client called it."""
     is_restricted: bool
     """Whether the client may not use every model."""
+    prompt_ids: list[int] | None = None
+    """Token ids of the whole prompt, once they were needed."""
 
     def body_for(self, replica: ReplicaView, model: str) -> bytes:
         """As it came, but for the model's name where this replica has another one for it.
@@ -52,9 +54,15 @@ class Sending:
             return self.body
         return self.route.rename(self.body, self.raw_headers, name)
 
-    def head_for(self, replica: ReplicaView, lane: Lane, authority: str, num_body_bytes: int) -> bytes:
-        start = self.route.request_start
-        target = b"%b?%b" % (start, self.query) if self.query else start
+    def head_for(
+        self, replica: ReplicaView, lane: Lane, authority: str, num_body_bytes: int, *, start: bytes | None = None
+    ) -> bytes:
+        """`start`: method and target of a call of ours; None: those of the request."""
+        if start is None:
+            start = self.route.request_start
+            target = b"%b?%b" % (start, self.query) if self.query else start
+        else:
+            target = start
         prefix = b"%b HTTP/1.1\r\nhost: %b\r\n" % (target, authority.encode())
         authorization = replica.authorization
         return openai.request_bytes(

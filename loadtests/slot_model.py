@@ -43,6 +43,7 @@ class SlotRequest:
     feature: str | None = None
     route: str = "chat"
     num_choices: int = 1
+    can_be_sliced: bool = False
     streams: bool = True
     deadline_s: float | None = None
     body_bytes: int = 0
@@ -58,6 +59,7 @@ class _Replica:
     is_available: bool = True
     max_in_flight_tokens: int | None = 1 << 40
     max_prefill_tokens: int | None = 1 << 40
+    slice_block_tokens: int | None = None
 
 
 class _Told:

@@ -4,6 +4,7 @@ from . import objectives
 from .estimate.timing import CallTiming
 from .job import Job, RunningCall
 from .lanes import LaneDecision
+from .lifecycle import State
 from .policy import Policy
 from .slots import ReplicaSlots
 from .types import Outcome, Sample
@@ -14,6 +15,10 @@ def estimate(policy: Policy, job: Job) -> None:
     request = job.request
     job.flow = policy.turns.flows.key(request)
     job.predicted_output_tokens = policy.output.predict(request)
+    if (request.can_be_sliced or job.long is not None) and job.state is State.WAITING:
+        job.set_long(
+            request.can_be_sliced and policy.slicing.is_long(policy.cost.typical_prefill_s(request.prompt_tokens))
+        )
     job.cost_s = policy.cost.cost_s(request.prompt_tokens, job.predicted_output_tokens)
     job.budget_tokens = policy.cost.budget_tokens(request.prompt_tokens, job.predicted_output_tokens)
 

@@ -18,6 +18,7 @@ class Books:
         self.queue = WaitingQueue()
         self.jobs: dict[str, Job] = {}  # by request id, from offer to end
         self.calls: dict[int, Job] = {}  # by call id, while a slot is held
+        self.longs: dict[str, Job] = {}  # by replica id: whose prompt is computed there in as many calls as it takes
         self.fleet = Fleet(admission)
         self.replicas: Mapping[str, ReplicaSlots] = self.fleet.replicas
 
@@ -36,8 +37,35 @@ class Books:
     def end(self, job: Job, call: RunningCall) -> None:
         job.call = None
         del self.calls[call.call_id]
+        if self.longs and self.longs.get(call.replica_id) is job:
+            del self.longs[call.replica_id]
         slots = self.replicas[call.replica_id]
         slots.give_back(call)
+        self.fleet.forget_if_removed(slots)
+
+    def resize(self, job: Job) -> None:
+        """What it holds on its replica follows what is known of it."""
+        if job.call is not None:
+            self.replicas[job.call.replica_id].resize(job.call, job.slot_tokens)
+        elif job.state is State.PARKED:
+            slots = self.replicas[self._parked_at(job)]
+            slots.unpark()
+            slots.park(job.slot_tokens)
+
+    def _parked_at(self, job: Job) -> str:
+        return next(replica_id for replica_id, parked in self.longs.items() if parked is job)
+
+    def park(self, job: Job, replica_id: str) -> None:
+        """Between two slices: no call runs, the slot is kept."""
+        self.longs[replica_id] = job
+        self.replicas[replica_id].park(job.slot_tokens)
+
+    def unpark(self, job: Job) -> None:
+        """It goes on, or ends."""
+        replica_id = self._parked_at(job)
+        del self.longs[replica_id]
+        slots = self.replicas[replica_id]
+        slots.unpark()
         self.fleet.forget_if_removed(slots)
 
     def queued_by_lane(self) -> dict[Lane, int]:
@@ -58,6 +86,10 @@ class Books:
         held = {call_id for slots in self.replicas.values() for call_id in slots.calls}
         assert held == set(self.calls)
         self.fleet.check_integrity()
+        for replica_id, job in self.longs.items():
+            assert self.jobs[job.request.request_id] is job
+            held_tokens = job.slot_tokens if job.state is State.PARKED else 0
+            assert self.replicas[replica_id].parked_tokens == held_tokens
         for call_id, job in self.calls.items():
             assert job.call is not None
             assert job.call.call_id == call_id

@@ -24,6 +24,7 @@ from .routing.round_robin import RoundRobin
 from .shedding.bounds import BoundsOnly
 from .shedding.ladder import Ladder
 from .shedding.port import Shedding
+from .slicing import Slices, Slicing, WholeCalls
 from .types import Lane
 
 
@@ -139,6 +140,23 @@ SHEDDINGS: Registry[Shedding] = Registry(
 )
 
 ROUTINGS: Registry[Routing] = Registry("routing", [Part("least-tokens", LeastTokens), Part("round-robin", RoundRobin)])
+
+SLICINGS: Registry[Slicing] = Registry(
+    "slicing",
+    [
+        Part(
+            "slices",
+            Slices,
+            {
+                "slice_s": Option(0.5, "seconds that a slice of a long prompt takes", above=0.0),
+                "min_prefill_s": Option(1.0, "prompts that take less to compute go whole", above=0.0),
+                "patience_s": Option(1.0, "how long a slice lets others pass at most", above=0.0),
+                "quiet_s": Option(2.0, "when nobody else came for so long, the rest goes whole", above=0.0),
+            },
+        ),
+        Part("whole", WholeCalls),
+    ],
+)
 
 QUEUE = Part(
     "queue",

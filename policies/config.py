@@ -16,14 +16,15 @@ from .builtin import (
     QUEUE,
     ROUTINGS,
     SHEDDINGS,
+    SLICINGS,
     TURNS,
     WAIT,
 )
+from .estimate.prefill import PrefillTimings
 from .fairness.turns import Turns
 from .objectives import NO_OBJECTIVE, Objective
 from .policy import Policy
 from .registry import Part, PolicyConfigError, PolicyProblem, Registry, Value, parts_in_use
-from .slicing import WholeCalls
 from .traffic import Traffic
 from .types import Lane
 
@@ -38,6 +39,7 @@ ROLES: Mapping[str, Registry[Any]] = {
     "admission": ADMISSIONS,
     "shedding": SHEDDINGS,
     "routing": ROUTINGS,
+    "slicing": SLICINGS,
 }
 """Role → the parts that can play it."""
 ALWAYS: tuple[Part[Any], ...] = (COST, OUTPUT, LANE_CUTS, QUEUE, BACKGROUND, WAIT)
@@ -57,13 +59,16 @@ class PolicySpec:
     admission: str = "fixed"
     shedding: str = "bounds"
     routing: str = "least-tokens"
+    slicing: str = "slices"
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     objectives: Mapping[Lane, Objective] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """Short, stable, without options: for headers, metrics and logs."""
-        return "+".join((self.flows, self.lanes, self.ordering, self.admission, self.shedding, self.routing))
+        return "+".join(
+            (self.flows, self.lanes, self.ordering, self.admission, self.shedding, self.routing, self.slicing)
+        )
 
 
 def effective_options(spec: PolicySpec) -> dict[str, dict[str, Value]]:
@@ -83,7 +88,7 @@ def build_policy(spec: PolicySpec) -> Policy:
     def made(part: Part[_T]) -> _T:
         return part.make(**options[part.name])
 
-    wait = made(WAIT)
+    wait, cost = made(WAIT), made(COST)
     return Policy(
         name=spec.name,
         ordering=made(ORDERINGS.get(spec.ordering)),
@@ -95,8 +100,9 @@ def build_policy(spec: PolicySpec) -> Policy:
         lanes=made(LANE_CUTS),
         background=made(BACKGROUND),
         output=made(OUTPUT),
-        cost=made(COST),
-        slicing=WholeCalls(),
+        cost=cost,
+        prefills=PrefillTimings(lambda replica_id: cost.timing(replica_id).prefill_s_per_token),
+        slicing=made(SLICINGS.get(spec.slicing)),
         objectives={lane: spec.objectives.get(lane, NO_OBJECTIVE) for lane in Lane},
         traffic=Traffic(),
         max_wait_s=wait["max_wait_s"],

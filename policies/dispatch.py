@@ -11,18 +11,21 @@ A request is offered, waits, and is dispatched as one or more calls. A call hold
 from collections.abc import Collection
 from functools import partial
 
-from . import appraisal, entrance, prefills
+from . import appraisal, entrance
 from .absence import Absence
 from .books import Books
 from .estimate.timing import ReplicaTiming
 from .fairness.flows import FlowKey
-from .job import Job, RunningCall
+from .job import Job, PoolKey, RunningCall
 from .lifecycle import Event, LifecycleError, State
+from .long_prefills import LongPrefills
 from .policy import Policy
+from .prefills import EstimatedEnds
 from .queue import WaitingQueue
 from .routing.port import Room
 from .selection import Selection
 from .shedding.port import ADMIT
+from .slots import ReplicaSlots
 from .types import (
     Call,
     Effect,
@@ -46,9 +49,10 @@ class DispatchCore:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._books = Books(policy.admission)
-        self._selection = Selection(policy, self._books.queue, self._books.fleet)
+        self._selection = Selection(policy, self._books.queue, self._books.fleet, self._books.longs.keys())
         self._absence = Absence()
-        self._prefill_ends = prefills.EstimatedEnds()
+        self._prefill_ends = EstimatedEnds()
+        self._longs = LongPrefills(self._books)
         self._num_offered = 0
         self._num_calls = 0
         self._latest_arrival_dispatched_s = float("-inf")
@@ -75,6 +79,7 @@ class DispatchCore:
             job.ruling = ruling
             appraisal.classify(self._policy, job)
         self._books.jobs[request.request_id] = job
+        self._longs.came(job, now_s)
         self._join_queue(job)
         return admitted(job)
 
@@ -89,9 +94,9 @@ class DispatchCore:
             return None
         if job.state is not State.WAITING:
             job.request = request
+            job.computed_tokens = min(job.computed_tokens, request.prompt_tokens)
             appraisal.estimate(self._policy, job)
-            if job.call is not None and job.call.slice_end_tokens is None:
-                self._books.replicas[job.call.replica_id].resize(job.call, job.slot_tokens)
+            self._books.resize(job)
             return None
         left_lane = job.lane
         self._books.queue.remove(job)
@@ -106,13 +111,16 @@ class DispatchCore:
     def cancel(self, request_id: str, now_s: float) -> None:
         """The client left, or the shell gives up. Idempotent; an unknown id is one that has ended.
 
-        A waiting request is gone at once. A running one keeps its slot until `call_ended`, with whatever outcome.
+        A request without a call is gone at once. A running one keeps its slot until `call_ended`, with whatever
+        outcome.
         """
         job = self._books.jobs.get(request_id)
         if job is None:
             return
         if job.state is State.WAITING:
             self._leave_queue(job)
+        elif job.state is State.PARKED:
+            self._books.unpark(job)
         job.move(Event.CANCEL)
         if job.state is State.ENDED:
             del self._books.jobs[request_id]
@@ -122,39 +130,42 @@ class DispatchCore:
         job, call = self._books.running(call_id)
         job.move(Event.FIRST_TOKEN)
         self._books.replicas[call.replica_id].prefill_ended(call)
+        if self._books.longs:
+            self._longs.first_token(job, call)
 
     def progress(self, call_id: int, output_tokens: int, now_s: float) -> None:
         """Output tokens of this call so far, over all choices. Beyond the prediction, the slot grows with them."""
-        job, call = self._books.running(call_id)
+        job, _ = self._books.running(call_id)
         if output_tokens > job.output_tokens:
             self._policy.turns.flows.charge(job.flow, 0, output_tokens - job.output_tokens)
             job.output_tokens = output_tokens
-        if call.slice_end_tokens is None:
-            self._books.replicas[call.replica_id].resize(call, job.slot_tokens)
+        self._books.resize(job)
 
     def call_ended(self, call_id: int, outcome: Outcome, sample: Sample, now_s: float) -> None:
         """The call is over and its slot free. Once per call: a second time raises LifecycleError.
 
         SUCCESS and IGNORED end the request, unless this was a slice or a prefill stopped by `StopCall`: those go on
-        by themselves. DROPPED leaves it to the shell, which says `requeue` or `cancel`.
+        by themselves, after an IGNORED slice in one call. DROPPED leaves it to the shell, which says `requeue` or
+        `cancel`.
         """
         job, call = self._books.running(call_id)
+        was_stopping = job.state is State.STOPPING
         if outcome is Outcome.DROPPED:
             event = Event.CALL_DROPPED
-        elif call.slice_end_tokens is not None or (job.state is State.STOPPING and outcome is Outcome.IGNORED):
+        elif call.slice_end_tokens is not None or (was_stopping and outcome is Outcome.IGNORED):
             event = Event.CALL_PART_DONE
         else:
             event = Event.CALL_DONE
         job.move(event)
-        if outcome is Outcome.SUCCESS and call.slice_end_tokens is None:
-            appraisal.time(self._policy, job, call, self._books.replicas[call.replica_id], sample)
-        self._books.end(job, call)
-        if job.state is State.WAITING:
-            if call.slice_end_tokens is not None and outcome is Outcome.SUCCESS:
-                job.computed_tokens = call.slice_end_tokens
-            job.pinned_replica_id = call.replica_id
-            self._join_queue(job)
+        slots = self._books.replicas[call.replica_id]
+        if job.state is State.PARKED:
+            self._longs.part_ended(self._policy, job, call, outcome, sample, was_stopping=was_stopping, now_s=now_s)
             return
+        if outcome is Outcome.SUCCESS and call.slice_end_tokens is None:
+            appraisal.time(self._policy, job, call, slots, sample)
+            if job.long is not None:
+                self._longs.computed(self._policy, job, call, sample)
+        self._books.end(job, call)
         appraisal.settle(self._policy, job, outcome, sample)
         if job.state is State.ENDED:
             del self._books.jobs[job.request.request_id]
@@ -167,7 +178,6 @@ class DispatchCore:
         job.move(Event.REQUEUE)
         job.exclude(exclude)
         job.output_tokens = job.computed_tokens = 0
-        job.pinned_replica_id = None
         self._join_queue(job)
 
     def replica_changed(self, replica: ReplicaLike, now_s: float) -> None:
@@ -177,6 +187,7 @@ class DispatchCore:
     def replica_removed(self, replica_id: str, now_s: float) -> None:
         """Nothing more is sent there; its running calls end as they end."""
         self._policy.cost.forget(replica_id)
+        self._policy.prefills.forget(replica_id)
         self._books.fleet.remove(replica_id)
 
     def capacity_granted(self, replica_id: str, tokens: int | None, now_s: float) -> None:
@@ -189,7 +200,7 @@ class DispatchCore:
         self._books.fleet.govern(policy.admission)
         waiting = self._books.queue.jobs()
         self._books.queue = WaitingQueue()
-        self._selection = Selection(policy, self._books.queue, self._books.fleet)
+        self._selection = Selection(policy, self._books.queue, self._books.fleet, self._books.longs.keys())
         for job in waiting:
             appraisal.estimate(policy, job)
             appraisal.enlist(policy, job)
@@ -205,20 +216,22 @@ class DispatchCore:
             self._refit_s = now_s + REFIT_EVERY_S
             if self._policy.ordering.refit(self._policy.traffic.load()):
                 self._books.queue.reorder(partial(appraisal.order, self._policy))
+        if self._books.longs:
+            self._start_over()
         queue = self._books.queue
         if not (queue.num_requests or self._absence.is_noted):
             self._prefill_ends.end_due(now_s, self._books)
-            prefills.stop(self._policy.slicing, self._books, effects)
         else:
             selection = self._selection
             self._evict_late(now_s, effects)
             self._evict_unservable(now_s, effects)
             self._prefill_ends.end_due(now_s, self._books)
-            prefills.stop(self._policy.slicing, self._books, effects)
             while queue.num_requests and (choice := selection.next(now_s)):
                 effects.append(self._dispatch(*choice, now_s))
             if queue.num_requests:
                 selection.want_capacity(effects)
+        if self._books.longs:
+            self._go_on(now_s, effects)
         self._policy.traffic.polled(now_s, queue.num_requests, len(self._books.calls))
         return effects
 
@@ -227,6 +240,8 @@ class DispatchCore:
         instants = self._absence.ends_s(self._policy.no_replica_grace_s)
         if (prefill_end_s := self._prefill_ends.next_s) is not None:
             instants.append(prefill_end_s)
+        if self._books.longs:
+            instants += self._longs.wakeups_s(self._policy)
         if not self._books.queue.num_requests:
             return min(instants, default=None)
         for jobs, max_wait_s in (
@@ -271,7 +286,7 @@ class DispatchCore:
 
     def can_serve(self, model: str, exclude: Collection[str] = (), *, feature: str | None = None) -> bool:
         """Whether an available replica outside `exclude` serves this model: would a `requeue` find a place?"""
-        return self._books.fleet.has_replica((model, None, feature, frozenset(exclude)))
+        return self._books.fleet.has_replica(PoolKey(model, None, feature, frozenset(exclude)))
 
     def check_integrity(self) -> None:
         """Raises AssertionError where two records of the same fact differ. For tests, and for a check when idle."""
@@ -323,17 +338,41 @@ class DispatchCore:
     def _dispatch(self, job: Job, room: Room, now_s: float) -> Call:
         policy, request = self._policy, job.request
         replica_id, why = policy.routing.pick(request, room)
-        slots = self._books.replicas[replica_id]
-        if replica_id != job.pinned_replica_id:
-            job.computed_tokens = 0  # what was computed lies in another replica's cache
-        others_wait = self._books.queue.num_requests > 1
-        slice_end_tokens = policy.slicing.slice_end_tokens(request, job.computed_tokens, others_wait)
+        policy.turns.flows.charge(job.flow, request.prompt_tokens, 0)
+        if job.charged_to is None:
+            lanes = policy.turns.lanes(job.flow)
+            lanes.charge(job.lane, job.cost_s)
+            job.charged_to, job.charged_s = lanes, job.cost_s
+        self._leave_queue(job)
+        waited_for = self._waited_for(job, now_s)
+        if request.arrival_s > self._latest_arrival_dispatched_s:
+            self._latest_arrival_dispatched_s = request.arrival_s
+        return self._start(job, self._books.replicas[replica_id], why, waited_for, now_s)
+
+    def _start_over(self) -> None:
+        """Long prompts whose replica can't be used any more wait again: what was computed lay in its cache."""
+        for job in self._longs.lost():
+            self._books.unpark(job)
+            job.move(Event.UNPARK)
+            job.computed_tokens = 0
+            self._join_queue(job)
+
+    def _go_on(self, now_s: float, effects: list[Effect]) -> None:
+        """What becomes of long prompts, now that everybody who could go has gone."""
+        for job, slots in self._longs.ready(self._policy, now_s):
+            self._books.unpark(job)
+            effects.append(self._start(job, slots, "where its prompt is being computed", None, now_s))
+        self._longs.stop(self._policy, now_s, effects)
+
+    def _start(self, job: Job, slots: ReplicaSlots, why: str, waited_for: Reason | None, now_s: float) -> Call:
+        policy, request, replica_id = self._policy, job.request, slots.replica_id
+        slice_end_tokens = self._longs.next_end(policy, job, slots, now_s) if job.long is not None else None
         prefill_tokens = (slice_end_tokens or request.prompt_tokens) - job.computed_tokens
         self._num_calls += 1
         call = RunningCall(
             call_id=self._num_calls,
             replica_id=replica_id,
-            slot_tokens=slice_end_tokens or job.slot_tokens,
+            slot_tokens=job.slot_tokens,
             prefill_tokens=prefill_tokens,
             slice_end_tokens=slice_end_tokens,
             ahead_tokens=slots.prefill_tokens + prefill_tokens,
@@ -341,17 +380,8 @@ class DispatchCore:
         )
         if not request.streams:
             self._prefill_ends.expect(call, now_s + policy.cost.prefill_s(replica_id, call.ahead_tokens))
-        policy.turns.flows.charge(job.flow, prefill_tokens, 0)
-        if job.charged_to is None:
-            lanes = policy.turns.lanes(job.flow)
-            lanes.charge(job.lane, job.cost_s)
-            job.charged_to, job.charged_s = lanes, job.cost_s
-        self._leave_queue(job)
         job.move(Event.DISPATCH)
         self._books.start(job, call)
-        waited_for = self._waited_for(job, now_s)
-        if request.arrival_s > self._latest_arrival_dispatched_s:
-            self._latest_arrival_dispatched_s = request.arrival_s
         return Call(call.call_id, request, replica_id, slice_end_tokens, job.lane, why, waited_for)
 
     def _waited_for(self, job: Job, now_s: float) -> Reason | None:

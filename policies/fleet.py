@@ -43,7 +43,7 @@ class Fleet:
         self.forget_if_removed(slots)
 
     def forget_if_removed(self, slots: ReplicaSlots) -> None:
-        if slots.is_removed and not slots.calls:
+        if slots.is_removed and not slots.calls and not slots.parked_tokens:
             self._num_limited -= slots.granted_tokens is not None
             del self.replicas[slots.replica_id]
             self._served = None
@@ -67,9 +67,9 @@ class Fleet:
 
     def pool(self, key: PoolKey) -> Pool:
         """The replicas that may be used at all: available and serving the model; also those that `key` excludes."""
-        model, adapter, feature, exclude = key
-        if exclude:
-            key = (model, adapter, feature, _NONE)
+        model, adapter, feature, exclude, is_long = key
+        if exclude or is_long:
+            key = PoolKey(model, adapter, feature, _NONE)
         pool = self._pools.get(key)
         if pool is None:
             pool = Pool([slots for slots in self._in_order() if _can(slots, model, adapter, feature)], self._admission)
@@ -87,7 +87,8 @@ class Fleet:
     def check_integrity(self) -> None:
         """Raises AssertionError where two records of the same fact differ."""
         for slots in self.replicas.values():
-            assert slots.in_flight_tokens == sum(call.slot_tokens for call in slots.calls.values())
+            in_calls = sum(call.slot_tokens for call in slots.calls.values())
+            assert slots.in_flight_tokens == in_calls + slots.parked_tokens
             assert slots.prefill_tokens == sum(call.prefill_tokens for call in slots.calls.values())
         for pool in self._pools.values():
             pool.check_integrity()

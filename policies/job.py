@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .fairness.flows import FlowKey
 from .fairness.port import LaneTurns
@@ -9,8 +10,17 @@ from .lifecycle import Event, State, after
 from .shedding.port import ADMIT, Ruling
 from .types import Lane, RequestLike
 
-PoolKey = tuple[str, str | None, str | None, frozenset[str]]
-"""Which replicas a request can use: model, adapter, feature, and the replicas that it must not be sent to again."""
+
+class PoolKey(NamedTuple):
+    """Which replicas a request can use. Those with the same key can use the same, so they don't pass each other."""
+
+    model: str
+    adapter: str | None
+    feature: str | None
+    excluded: frozenset[str]
+    """Replicas that it must not be sent to again."""
+    is_long: bool = False
+    """Whether its prompt may go in slices: of such, a replica takes one at a time."""
 
 
 @dataclass(slots=True)
@@ -25,6 +35,16 @@ class RunningCall:
     ahead_tokens: int = 0  # prompt tokens to be computed there until its first token, its own included
     num_beside: int = 1  # calls on the replica when it began, itself included
     computed_before_tokens: int = 0  # prompt tokens that the replica had computed when this call's prompt was done
+
+
+@dataclass(slots=True)
+class LongPrompt:
+    """What is kept of a request whose prompt may go in slices."""
+
+    since_s: float = 0.0  # since its present call runs, or it is parked
+    num_slices: int = 0
+    may_be_stopped: bool = True  # a slice ended since it was stopped last: never twice without progress
+    goes_whole: bool = False  # the replica didn't take a slice of it
 
 
 class Job:
@@ -42,9 +62,9 @@ class Job:
         "key",
         "lane",
         "lane_why",
+        "long",
         "output_tokens",
         "own_lane",
-        "pinned_replica_id",
         "pool",
         "predicted_output_tokens",
         "request",
@@ -70,18 +90,23 @@ class Job:
         self.key = 0.0
         self.is_late = False  # it can't be in time any more, and was put behind others
         self.start_by_s = float("inf")  # to be in time, where the ordering cares
-        self.pool: PoolKey = (request.model, request.adapter, request.feature, frozenset())
+        self.pool = PoolKey(request.model, request.adapter, request.feature, frozenset())
+        self.long: LongPrompt | None = None
         self.call: RunningCall | None = None
         self.charged_to: LaneTurns | None = None
         self.charged_s = 0.0
         self.computed_tokens = 0  # of the prompt, by earlier slices
-        self.pinned_replica_id: str | None = None  # where those slices ran
         self.output_tokens = 0
 
     def exclude(self, replica_ids: Iterable[str]) -> None:
         """Not to be sent to these any more. Only while it isn't in the queue, which knows it by its pool."""
-        model, adapter, feature, excluded = self.pool
-        self.pool = (model, adapter, feature, excluded.union(replica_ids))
+        self.pool = self.pool._replace(excluded=self.pool.excluded.union(replica_ids))
+
+    def set_long(self, is_long: bool) -> None:
+        """Whether its prompt may go in slices. Only while it isn't in the queue."""
+        if is_long != (self.long is not None):
+            self.long = LongPrompt() if is_long else None
+            self.pool = self.pool._replace(is_long=is_long)
 
     @property
     def slot_tokens(self) -> int:

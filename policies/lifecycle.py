@@ -13,6 +13,7 @@ class State(StrEnum):
     STREAMING = "streaming"  # its first token was seen
     STOPPING = "stopping"  # we asked to close a running prefill and wait for its end
     LEAVING = "leaving"  # the client left while a call ran; the slot stays until the call has ended
+    PARKED = "parked"  # between two calls that compute its prompt in slices; it keeps its slot
     BETWEEN = "between"  # a call failed; `requeue` or `cancel` decides
     ENDED = "ended"
 
@@ -25,6 +26,7 @@ class Event(StrEnum):
     CALL_PART_DONE = "call-part-done"  # a slice ended, or a prefill was stopped: more to do
     CALL_DROPPED = "call-dropped"  # the replica failed it
     REQUEUE = "requeue"
+    UNPARK = "unpark"  # its replica can't be used any more: it starts over
     CANCEL = "cancel"
     EVICT = "evict"
 
@@ -42,8 +44,11 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.CALLING, Event.FIRST_TOKEN): State.STREAMING,
     (State.STOPPING, Event.FIRST_TOKEN): State.STREAMING,  # the token was quicker than our stop
     (State.CALLING, Event.STOP): State.STOPPING,
-    (State.CALLING, Event.CALL_PART_DONE): State.WAITING,
-    (State.STOPPING, Event.CALL_PART_DONE): State.WAITING,
+    (State.CALLING, Event.CALL_PART_DONE): State.PARKED,
+    (State.STOPPING, Event.CALL_PART_DONE): State.PARKED,
+    (State.PARKED, Event.DISPATCH): State.CALLING,
+    (State.PARKED, Event.UNPARK): State.WAITING,
+    (State.PARKED, Event.CANCEL): State.ENDED,
     **{(state, Event.CALL_DONE): State.ENDED for state in (*_RUNNING, State.LEAVING)},
     **{(state, Event.CALL_DROPPED): State.BETWEEN for state in _RUNNING},
     (State.LEAVING, Event.CALL_DROPPED): State.ENDED,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from .admission.port import Admission
 from .estimate.cost import CostModel
 from .estimate.output import OutputQuantiles
+from .estimate.prefill import PrefillTimings
 from .fairness.background import BackgroundClaim
 from .fairness.turns import Turns
 from .lanes import BudgetLanes
@@ -34,6 +35,7 @@ class Policy:
     background: BackgroundClaim
     output: OutputQuantiles
     cost: CostModel
+    prefills: PrefillTimings
     slicing: Slicing
     objectives: Mapping[Lane, Objective]
     """Of every lane."""

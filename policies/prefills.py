@@ -1,12 +1,9 @@
-"""Prompts that are being computed on replicas: when they are thought to be done, and which are to be stopped."""
+"""When the prompts of calls that don't report a first token are thought to be computed."""
 
 import heapq
 
 from .books import Books
 from .job import RunningCall
-from .lifecycle import Event, State
-from .slicing import RunningPrefill, Slicing
-from .types import Effect, StopCall
 
 
 class EstimatedEnds:
@@ -28,16 +25,3 @@ class EstimatedEnds:
             job = books.calls.get(heapq.heappop(self._ends)[1])
             if job is not None and job.call is not None:
                 books.replicas[job.call.replica_id].prefill_ended(job.call)
-
-
-def stop(slicing: Slicing, books: Books, effects: list[Effect]) -> None:
-    """Stops the prefills that are to go on in slices."""
-    running = (  # lazily: most policies never look
-        RunningPrefill(call.call_id, job.request, call.replica_id, call.slice_end_tokens)
-        for job in books.calls.values()
-        if (call := job.call) is not None and job.state is State.CALLING
-    )
-    for call_id in tuple(slicing.stop(running, books.queue.num_requests > 0)):
-        job, call = books.running(call_id)
-        job.move(Event.STOP)
-        effects.append(StopCall(call_id, job.request.request_id, call.replica_id))

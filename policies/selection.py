@@ -6,7 +6,7 @@ from .fairness.flows import FlowKey
 from .fleet import Fleet
 from .job import Job, PoolKey
 from .policy import Policy
-from .pool import Pool, Room
+from .pool import Room
 from .queue import WaitingQueue
 from .slots import ReplicaSlots
 from .types import Effect, Lane, WantCapacity
@@ -18,10 +18,12 @@ _TURN_LANES = tuple(lane for lane in Lane if lane is not Lane.BACKGROUND)
 class Selection:
     """A policy's choice among what waits and where it could go; keeps nothing of its own."""
 
-    def __init__(self, policy: Policy, queue: WaitingQueue, fleet: Fleet) -> None:
+    def __init__(self, policy: Policy, queue: WaitingQueue, fleet: Fleet, longs: Set[str]) -> None:
+        """`longs`: ids of the replicas that compute a long prompt, and take no second one meanwhile."""
         self._policy = policy
         self._queue = queue
         self._fleet = fleet
+        self._longs = longs
 
     def next(self, now_s: float) -> tuple[Job, Room] | None:
         """The request that goes now, with where there is room for it; None: nobody can."""
@@ -114,7 +116,7 @@ class Selection:
 
     def _reserve(self, job: Job, reserved: set[str]) -> None:
         """Overdue and too big for what is free: the replica closest to having room takes nothing else meanwhile."""
-        nearest = self._fleet.pool(job.pool).nearest(reserved | job.pool[3])
+        nearest = self._fleet.pool(job.pool).nearest(reserved | self._closed_to(job))
         if nearest is not None:
             reserved.add(nearest.replica_id)
 
@@ -140,25 +142,21 @@ class Selection:
 
     def with_room(self, job: Job, reserved: Set[str] = _NONE) -> Room | None:
         """Where this request could start now."""
-        exclude = job.pool[3]
-        return self._pool(job).room(job.slot_tokens, exclude | reserved if exclude else reserved)
+        closed = self._closed_to(job)
+        return self._fleet.pool(job.pool).room(job.slot_tokens, closed | reserved if closed else reserved)
 
     def under_caps(self, job: Job) -> Iterator[ReplicaSlots]:
         """Where the caps would allow it, whatever has been granted."""
-        admission, slot_tokens, exclude = self._policy.admission, job.slot_tokens, job.pool[3]
-        for slots in self._pool(job).members:
+        admission, slot_tokens, closed = self._policy.admission, job.slot_tokens, self._closed_to(job)
+        for slots in self._fleet.pool(job.pool).members:
             replica = slots.replica
             caps = admission.max_in_flight_tokens(replica), admission.max_prefill_tokens(replica)
-            if slots.replica_id not in exclude and slots.room_tokens(*caps) >= slot_tokens:
+            if slots.replica_id not in closed and slots.room_tokens(*caps) >= slot_tokens:
                 yield slots
 
-    def _pool(self, job: Job) -> Pool:
-        pool, pinned_id = self._fleet.pool(job.pool), job.pinned_replica_id
-        if pinned_id is None or pinned_id in job.pool[3]:
-            return pool
-        # Where its slices are cached, as long as that one is there.
-        pinned = [slots for slots in pool.members if slots.replica_id == pinned_id]
-        return Pool(pinned, self._policy.admission) if pinned else pool
+    def _closed_to(self, job: Job) -> Set[str]:
+        """Where it can't go, whatever room there is."""
+        return job.pool.excluded if job.long is None else job.pool.excluded | self._longs
 
     def want_capacity(self, effects: list[Effect]) -> None:
         """Asks for what the heads of the queue need beyond the grants; once, until a grant comes."""

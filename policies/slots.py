@@ -20,6 +20,7 @@ class ReplicaSlots:
         self.last_call_id = 0
         """The last call that began here: of two replicas, the lower one was given a call longer ago."""
         self.granted_tokens: int | None = 0  # None: everything
+        self.parked_tokens = 0  # of the request that is between two slices here, counted in flight
         self.asked_tokens = 0  # the largest amount asked for since the last grant
         self.is_removed = False  # forgotten once its last call has ended
         self.told: list[set[ReplicaSlots]] = []
@@ -37,6 +38,27 @@ class ReplicaSlots:
         self.in_flight_tokens -= call.slot_tokens
         self.prefill_tokens -= call.prefill_tokens
         self._changed()
+
+    def park(self, slot_tokens: int) -> None:
+        """A request between two slices keeps its slot."""
+        self.parked_tokens += slot_tokens
+        self.in_flight_tokens += slot_tokens
+        self._changed()
+
+    def unpark(self) -> None:
+        self.in_flight_tokens -= self.parked_tokens
+        self.parked_tokens = 0
+        self._changed()
+
+    @property
+    def is_usable(self) -> bool:
+        return self.replica.is_available and not self.is_removed
+
+    @property
+    def has_place(self) -> bool:
+        """Whether one more call keeps within the replica's number of calls."""
+        max_requests = self.replica.max_in_flight_requests
+        return max_requests is None or len(self.calls) < max_requests
 
     def prefill_ended(self, call: RunningCall) -> None:
         """Idempotent."""
@@ -64,10 +86,9 @@ class ReplicaSlots:
 
         A replica without calls has room for any.
         """
-        if not self.calls:
+        if not self.calls and not self.parked_tokens:
             return math.inf
-        max_requests = self.replica.max_in_flight_requests
-        if max_requests is not None and len(self.calls) >= max_requests:
+        if not self.has_place:
             return -1
         return max_tokens - self.in_flight_tokens if self.prefill_tokens < max_prefill_tokens else -1
 

@@ -97,6 +97,11 @@ class RequestLike(Protocol):
         ...
 
     @property
+    def can_be_sliced(self) -> bool:
+        """Whether the first part of its prompt can be computed by a call of its own, so that it lies in the cache."""
+        ...
+
+    @property
     def deadline_s(self) -> float | None:
         """Instant by which the request must have been dispatched; past it the core evicts it (QUEUE_TIMEOUT).
 
@@ -148,6 +153,11 @@ class ReplicaLike(Protocol):
     @property
     def max_prefill_tokens(self) -> int | None:
         """No further call starts while this many prompt tokens wait for their first token; None: no such bound."""
+        ...
+
+    @property
+    def slice_block_tokens(self) -> int | None:
+        """Tokens in a block of its prefix cache, where that was seen to work; None: prompts go there whole."""
         ...
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ..errors import BadRequest, Headers
 from . import body as read
+from .sliceable import MIN_BODY_BYTES, is_sliceable
 
 # A token's embedding in `prompt_embeds`: some 4,096 half-precision values in base64.
 PROMPT_EMBEDS_BYTES_PER_TOKEN = 10_000
@@ -22,7 +23,7 @@ class RequestFields(NamedTuple):
     `priority` is higher goes first (the wire has vLLM's sign, lower first). `feature` is what the replica must be able
     to do, where that depends on the body; None leaves it to the route. `adapters` are named beside the model (SGLang's
     `lora_path`, TGI's `adapter_id`): they need the same permission. `may_be_cut`: the replica is asked to cut a
-    prompt that is too long.
+    prompt that is too long. `can_be_sliced`: it is one long text, whose first part the engine would compute alike.
     """
 
     num_body_bytes: int
@@ -39,6 +40,7 @@ class RequestFields(NamedTuple):
     adapters: tuple[str, ...] = ()
     feature: str | None = None
     may_be_cut: bool = False
+    can_be_sliced: bool = False
 
     @property
     def has_several_prompts(self) -> bool:
@@ -94,6 +96,7 @@ def _generation(
         read.adapters(parsed, "lora_path") if "lora_path" in parsed else (),
         None,
         parsed.get("truncate_prompt_tokens") is not None,
+        num_prompts == 1 and len(body) >= MIN_BODY_BYTES and is_sliceable(parsed, messages or ()),
     )
 
 

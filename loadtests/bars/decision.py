@@ -30,6 +30,7 @@ class _Request:
     route: str = "chat"
     declared_lane: Lane | None = None
     num_choices: int = 1
+    can_be_sliced: bool = False
     streams: bool = True
     deadline_s: float | None = None
     body_bytes: int = 0
@@ -45,6 +46,7 @@ class _Replica:
     max_in_flight_tokens: int | None = 65_536
     max_prefill_tokens: int | None = None
     max_in_flight_requests: int | None = None
+    slice_block_tokens: int | None = None
 
 
 def decision_bar() -> Bar:

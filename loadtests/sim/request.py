@@ -29,6 +29,7 @@ class SimRequest:
     declared_lane: Lane | None = None
     max_output_tokens: int | None = None
     num_choices: int = 1
+    can_be_sliced: bool = False
     streams: bool = True
     deadline_s: float | None = None
     body_bytes: int = 0

@@ -30,6 +30,7 @@ class SimulatedServer:
     max_in_flight_tokens: int | None = None
     max_prefill_tokens: int | None = None
     max_in_flight_requests: int | None = None
+    slice_block_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Setup:
     step: StepSpec = field(default_factory=StepSpec)
     max_in_flight_tokens: int | None = None
     max_in_flight_requests: int | None = None
+    slice_block_tokens: int | None = None
     max_prefill_tokens: int | None = None
     max_attempts: int = 3
     outages: tuple[Outage, ...] = ()

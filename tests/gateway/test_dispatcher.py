@@ -2,24 +2,17 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
-from gateway.app import Gateway
 from gateway.dispatcher import Dispatcher
 from gateway.overload_errors import Evicted, Overloaded
 from gateway.request import Request
 from policies.config import PolicySpec, build_policy
 from policies.dispatch import DispatchCore
 from policies.lifecycle import LifecycleError
-from policies.slicing import RunningPrefill, WholeCalls
-from policies.types import Outcome, Reason, RequestLike, Sample, WantCapacity
-from tests.support.asgi import HandDriven
-from tests.support.fake_replica import FakeReplica, answers, hangs
-from tests.support.gateways import BODY, CHAT, assert_nothing_held, gateway_for
-from tests.support.serve import until
+from policies.types import Outcome, Reason, Sample, WantCapacity
 
 
 @dataclasses.dataclass
@@ -32,6 +25,7 @@ class FakeView:
     is_available: bool = True
     max_in_flight_tokens: int | None = 100
     max_prefill_tokens: int | None = None
+    slice_block_tokens: int | None = None
     max_in_flight_requests: int | None = None
 
 
@@ -155,54 +149,3 @@ async def test_requeue_and_a_new_policy() -> None:
     dispatcher.core.check_integrity()
     assert dispatcher.core.num_in_flight == 0
     dispatcher.close()
-
-
-class StopsWhenTold(WholeCalls):
-    """Has every running prefill closed, once it is told to."""
-
-    def __init__(self) -> None:
-        self.is_told = False
-
-    def stop(self, running: Iterable[RunningPrefill], others_wait: bool) -> Sequence[int]:
-        told, self.is_told = self.is_told, False
-        return [prefill.call_id for prefill in running] if told else []
-
-    def slice_end_tokens(self, request: RequestLike, computed_tokens: int, others_wait: bool) -> int | None:
-        return None
-
-
-def _with_stops(gateway: Gateway) -> StopsWhenTold:
-    slicing = StopsWhenTold()
-    gateway.dispatcher.set_policy(dataclasses.replace(build_policy(PolicySpec()), slicing=slicing))
-    return slicing
-
-
-async def test_a_stopped_prefill_goes_on_later() -> None:
-    """The connection is closed, the replica isn't blamed, and the request is sent again and answered."""
-    async with FakeReplica(hangs()) as replica, gateway_for(replica) as gateway:
-        slicing = _with_stops(gateway)
-        request = HandDriven(gateway, CHAT).start(BODY)
-        await until(lambda: replica.num_running == 1)
-        replica.behaviour = answers(b"{}")
-        slicing.is_told = True
-        gateway.dispatcher.pump()
-        await request.ended()
-        assert (request.status, request.body) == (200, b"{}")
-        await until(lambda: replica.num_aborted == 1)
-        record = next(iter(gateway.ring._records.values()))
-        assert "slice-wait" in record.layers
-        assert_nothing_held(gateway)
-
-
-async def test_a_client_that_leaves_while_its_prefill_is_stopped() -> None:
-    """Both at once: the request is gone, and its slot with it."""
-    async with FakeReplica(hangs()) as replica, gateway_for(replica) as gateway:
-        slicing = _with_stops(gateway)
-        request = HandDriven(gateway, CHAT).start(BODY)
-        await until(lambda: replica.num_running == 1)
-        slicing.is_told = True
-        gateway.dispatcher.pump()
-        request.disconnect()
-        await request.ended()
-        assert request.sent == []
-        assert_nothing_held(gateway)

@@ -8,7 +8,7 @@ from typing import Any
 
 from policies.config import PolicySpec, build_policy
 from policies.dispatch import DispatchCore
-from policies.types import Call, Effect, Evict, Lane, Outcome, Sample, WantCapacity
+from policies.types import Call, Effect, Evict, Lane, Outcome, Sample, StopCall, WantCapacity
 from policies.verdict import Admitted
 
 
@@ -25,6 +25,7 @@ class FakeRequest:
     prompt_tokens: int = 10
     max_output_tokens: int | None = 10
     num_choices: int = 1
+    can_be_sliced: bool = False
     streams: bool = True
     deadline_s: float | None = None
     body_bytes: int = 0
@@ -40,6 +41,7 @@ class FakeReplica:
     max_in_flight_tokens: int | None = None
     max_prefill_tokens: int | None = None
     max_in_flight_requests: int | None = None
+    slice_block_tokens: int | None = None
 
 
 def make_core(*replicas: FakeReplica, grant: bool = True, **spec: Any) -> DispatchCore:
@@ -84,6 +86,7 @@ class World:
     after_poll: Callable[[DispatchCore, float], None] = lambda core, now_s: None
     _events: list[tuple[float, int, Callable[[float], None]]] = field(default_factory=list)
     _num_events: int = 0
+    _over: set[int] = field(default_factory=set)
 
     def at(self, when_s: float, what: Callable[[float], None]) -> None:
         self._num_events += 1
@@ -118,20 +121,37 @@ class World:
             request: Any = effect.request
             self.dispatched_s.setdefault(request.request_id, now_s)
             took_s = self.service_s(request)
-            if request.streams:
+            if effect.slice_end_tokens is not None:
+                took_s *= effect.slice_end_tokens / request.prompt_tokens
+            elif request.streams:
                 self.at(now_s + took_s / 2, lambda at_s: self._first_token(effect.call_id, at_s))
             self.at(now_s + took_s, lambda at_s: self._ended(effect, at_s))
+        elif isinstance(effect, StopCall):
+            self.at(now_s, lambda at_s: self._stopped(effect.call_id, at_s))
         elif isinstance(effect, Evict):
             self.ended.append(effect.request_id)
         elif isinstance(effect, WantCapacity):
             self.core.capacity_granted(effect.replica_id, None, now_s)
 
+    def _stopped(self, call_id: int, now_s: float) -> None:
+        if call_id not in self._over:  # it may have ended at this very instant
+            self._over.add(call_id)
+            self.core.call_ended(call_id, Outcome.IGNORED, Sample(), now_s)
+
     def _first_token(self, call_id: int, now_s: float) -> None:
+        if call_id in self._over:
+            return
         self.core.first_token(call_id, now_s)
         self.core.progress(call_id, 1, now_s)
 
     def _ended(self, call: Call, now_s: float) -> None:
+        if call.call_id in self._over:
+            return
+        self._over.add(call.call_id)
         request = call.request
+        if call.slice_end_tokens is not None:
+            self.core.call_ended(call.call_id, Outcome.SUCCESS, Sample(), now_s)
+            return
         sample = Sample(request.prompt_tokens, 0, request.max_output_tokens, None, None)
         self.core.call_ended(call.call_id, Outcome.SUCCESS, sample, now_s)
         self.ended.append(request.request_id)
@@ -151,6 +171,7 @@ def random_requests(rng: random.Random, count: int, *, rate_per_s: float = 2.0) 
                 tenant=rng.choice("abc"),
                 prompt_tokens=rng.randint(800, 4000) if is_long else rng.randint(5, 200),
                 max_output_tokens=rng.randint(1, 200),
+                can_be_sliced=is_long,
                 streams=rng.random() < 0.7,
                 declared_lane=rng.choice([None, None, None, Lane.INTERACTIVE, Lane.LONG]),
             )

@@ -1,15 +1,10 @@
 """The contract of `DispatchCore`, input by input."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-
 import pytest
 
 from policies.config import PolicySpec, build_policy
-from policies.dispatch import DispatchCore
 from policies.lifecycle import LifecycleError
-from policies.slicing import RunningPrefill
-from policies.types import Call, Evict, Lane, Outcome, Reason, RequestLike, Sample, StopCall, WantCapacity
+from policies.types import Evict, Lane, Outcome, Reason, Sample, WantCapacity
 from policies.verdict import Admitted, Rejected
 from tests.policies.support import FakeReplica, FakeRequest, calls, make_core, offer, only_call
 
@@ -98,7 +93,7 @@ class TestDispatch:
         assert (call.replica_id, call.slice_end_tokens, call.waited_for) == ("r1", None, None)
         assert "fewest tokens" in call.why
         assert (core.num_queued, core.num_in_flight, core.in_flight_tokens("r1")) == (0, 1, 20)
-        assert core.policy_name == "vtc+drr+aged-sjf+fixed+bounds+least-tokens"
+        assert core.policy_name == "vtc+drr+aged-sjf+fixed+bounds+least-tokens+slices"
 
     def test_holds_back_while_prefill_is_outstanding(self) -> None:
         """Past the prefill bound no call starts until the first token; then the waiting one says it waited for room."""
@@ -682,111 +677,7 @@ class TestPolicyChange:
         offer(core, "long", 1.0, prompt_tokens=3000)
         offer(core, "short", 2.0)
         core.set_policy(build_policy(PolicySpec(ordering="fcfs", lanes="single")), 3.0)
-        assert core.policy_name == "vtc+single+fcfs+fixed+bounds+least-tokens"
+        assert core.policy_name == "vtc+single+fcfs+fixed+bounds+least-tokens+slices"
         core.call_ended(running.call_id, Outcome.SUCCESS, Sample(output_tokens=3), 3.0)
         assert calls(core.poll(3.0)) == [("long", "r1")]
         core.check_integrity()
-
-
-class ScriptedSlices:
-    """Cuts every prompt over 100 tokens into slices of 100 while others wait, and stops prefills that run then."""
-
-    name = "scripted"
-
-    def slice_end_tokens(self, request: RequestLike, computed_tokens: int, others_wait: bool) -> int | None:
-        end_tokens = computed_tokens + 100
-        return end_tokens if end_tokens < request.prompt_tokens and others_wait else None
-
-    def stop(self, running: Iterable[RunningPrefill], others_wait: bool) -> Sequence[int]:
-        long = [prefill.call_id for prefill in running if prefill.request.prompt_tokens > 100]
-        return long if others_wait else []
-
-
-class TestSlices:
-    """The core carries what slicing needs; the policy that uses it comes on top, without a change here."""
-
-    @pytest.fixture
-    def core(self) -> DispatchCore:
-        policy = replace(build_policy(PolicySpec(ordering="fcfs", lanes="single")), slicing=ScriptedSlices())
-        core = DispatchCore(policy)
-        for replica in (FakeReplica("r1", max_prefill_tokens=1), FakeReplica("r2", is_available=False)):
-            core.replica_changed(replica, 0.0)
-            core.capacity_granted(replica.replica_id, None, 0.0)
-        return core
-
-    def test_stops_a_prefill_and_resumes_it_in_slices_on_the_same_replica(self, core: DispatchCore) -> None:
-        """A short request arrives: the running long prefill is stopped, goes on in slices, then whole."""
-        offer(core, "long", prompt_tokens=250)
-        whole = only_call(core.poll(0.0))
-        assert whole.slice_end_tokens is None
-        offer(core, "short", 1.0)
-        assert core.poll(1.0) == [StopCall(whole.call_id, "long", "r1")]
-        core.replica_changed(FakeReplica("r2", max_prefill_tokens=1), 1.5)
-        core.call_ended(whole.call_id, Outcome.IGNORED, Sample(), 2.0)
-        effects = core.poll(2.0)
-        assert calls(effects) == [("long", "r1"), ("short", "r2")]
-        first = effects[0]
-        assert isinstance(first, Call)
-        assert first.slice_end_tokens == 100
-        assert core.in_flight_tokens("r1") == 100
-        core.progress(first.call_id, 1, 2.5)  # the one token that a slice generates isn't the request's
-        assert core.in_flight_tokens("r1") == 100
-        core.call_ended(first.call_id, Outcome.SUCCESS, Sample(), 3.0)
-        last = only_call(core.poll(3.0))
-        assert (last.replica_id, last.slice_end_tokens) == ("r1", None)
-        core.call_ended(last.call_id, Outcome.SUCCESS, Sample(), 4.0)
-        assert not core.knows("long")
-        core.check_integrity()
-
-    def test_starts_over_when_the_replica_with_the_slices_is_gone(self, core: DispatchCore) -> None:
-        """What was computed lies in another replica's cache: the next call is elsewhere and from the start."""
-        offer(core, "long", prompt_tokens=250)
-        offer(core, "short", 0.5)
-        first = only_call(core.poll(0.5))
-        core.call_ended(first.call_id, Outcome.SUCCESS, Sample(), 1.0)
-        core.replica_changed(FakeReplica("r1", is_available=False), 1.0)
-        core.replica_changed(FakeReplica("r2", max_prefill_tokens=1), 1.0)
-        again = only_call(core.poll(1.0))
-        assert (again.replica_id, again.slice_end_tokens) == ("r2", 100)
-
-    def test_an_answer_quicker_than_the_stop_is_the_end(self, core: DispatchCore) -> None:
-        """A stopped call that was answered after all ends its request."""
-        offer(core, "long", prompt_tokens=250)
-        whole = only_call(core.poll(0.0))
-        offer(core, "short", 1.0)
-        core.poll(1.0)
-        core.first_token(whole.call_id, 1.1)
-        core.call_ended(whole.call_id, Outcome.SUCCESS, Sample(), 1.2)
-        assert not core.knows("long")
-
-    def test_a_cancelled_slice_is_the_end(self, core: DispatchCore) -> None:
-        """The client left during a slice: no further slice is sent."""
-        offer(core, "long", prompt_tokens=250)
-        offer(core, "short", 0.5)
-        first = only_call(core.poll(0.5))
-        core.cancel("long", 1.0)
-        core.call_ended(first.call_id, Outcome.SUCCESS, Sample(), 1.0)
-        assert calls(core.poll(1.0)) == [("short", "r1")]
-        assert not core.knows("long")
-
-    def test_a_recount_leaves_a_running_slice_as_it_is(self, core: DispatchCore) -> None:
-        """A slice holds its own tokens, and what it computed counts as far as the prompt really goes."""
-        offer(core, "long", prompt_tokens=250)
-        offer(core, "short", 0.5)
-        first = only_call(core.poll(0.5))
-        assert core.recount(FakeRequest("long", prompt_tokens=240), 0.6) is None
-        assert core.in_flight_tokens("r1") == 100
-        core.call_ended(first.call_id, Outcome.SUCCESS, Sample(), 1.0)
-        assert core.recount(FakeRequest("long", prompt_tokens=90), 1.0) is not None
-        assert calls(core.poll(1.0)) == [("long", "r1"), ("short", "r1")]  # nothing is left to compute of the first
-        assert core.in_flight_tokens("r1") == 100 + 20
-        core.check_integrity()
-
-    def test_a_failed_slice_is_left_to_the_shell(self, core: DispatchCore) -> None:
-        """A replica that drops a slice is treated like any failed call."""
-        offer(core, "long", prompt_tokens=250)
-        offer(core, "short", 0.5)
-        first = only_call(core.poll(0.5))
-        core.call_ended(first.call_id, Outcome.DROPPED, Sample(), 1.0)
-        core.requeue("long", {"r1"}, 1.0)
-        assert calls(core.poll(1.0)) == [("short", "r1")]

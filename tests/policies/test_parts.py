@@ -589,6 +589,7 @@ class TestConfig:
             spec.admission,
             spec.shedding,
             spec.routing,
+            spec.slicing,
             *(p.name for p in ALWAYS),
         }
         assert options["wait"] == {"max_wait_s": 7, "no_replica_grace_s": 1.5}

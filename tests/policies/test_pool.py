@@ -39,7 +39,7 @@ class Naive:
         self._caps = caps
 
     def eligible(self, key: PoolKey) -> list[ReplicaSlots]:
-        model, adapter, feature, exclude = key
+        model, adapter, feature, exclude, _ = key
         return [
             slots
             for replica_id, slots in sorted(self._fleet.replicas.items())
@@ -114,7 +114,7 @@ def test_the_index_answers_as_looking_at_every_replica_does(num_replicas: int) -
 
         exclude = frozenset(rng.sample(ids, rng.choice((0, 0, min(2, num_replicas)))))
         reserved = set(rng.sample(ids, rng.choice((0, 0, 1))))
-        key: PoolKey = (rng.choice(MODELS), rng.choice((None, "n")), rng.choice(FEATURES), exclude)
+        key = PoolKey(rng.choice(MODELS), rng.choice((None, "n")), rng.choice(FEATURES), exclude)
         tokens = rng.choice((10, 20, 100, 400))
         expected = naive.with_room(key, tokens, reserved)
         pool = fleet.pool(key)
@@ -171,6 +171,6 @@ def test_names_of_what_nobody_serves_leave_nothing_behind() -> None:
     fleet = Fleet(Caps())
     fleet.announce(FakeReplica())
     for number in range(100):
-        assert not fleet.has_replica((f"model-{number}", None, None, frozenset()))
-        assert fleet.has_replica(("m", None, None, frozenset({f"r-{number}"})))
+        assert not fleet.has_replica(PoolKey(f"model-{number}", None, None, frozenset()))
+        assert fleet.has_replica(PoolKey("m", None, None, frozenset({f"r-{number}"})))
     assert len(fleet._pools) == 1
