@@ -48,7 +48,8 @@ class Selection:
         turns, lateness = self._policy.turns, self._policy.ordering.lateness
         held: set[tuple[Lane, PoolKey]] = set()
         num_places = len(self._queue.pools()) * sum(self._queue.num_in_lane(lane) > 0 for lane in _TURN_LANES)
-        for flow in turns.flows.in_order(self._queue.flows()):
+        # A copy: a flow leaves the queue for a moment when its only request is postponed.
+        for flow in turns.flows.in_order(tuple(self._queue.flows())):
             if len(held) == num_places:  # nobody else can go: a thousand flows aren't looked at in vain
                 break
             # In its flow's turn, not before others': a tenant that floods would have everything overdue, and be served

@@ -210,3 +210,21 @@ def test_reordering_leaves_the_late_where_they_are() -> None:
     queue.add(jobs[1])
     queue.reorder(backwards)
     assert jobs[1].key == -1.0
+
+
+@pytest.mark.parametrize("flows", ["one-flow", "vtc"])
+def test_the_last_one_that_waits_may_be_late(flows: str) -> None:
+    """Somebody waited beside it and left; it is postponed behind nobody, and goes."""
+    core = make_core(ONE_AT_A_TIME, ordering="slack-edf", flows=flows, options={"cost": COST})
+    offer(core, "running")
+    (running,) = core.poll(0.0)
+    assert isinstance(running, Call)
+    offer(core, "late", 1.0)
+    offer(core, "leaves", 1.0)
+    core.cancel("leaves", 2.0)
+    assert core.poll(40.0) == []
+    core.call_ended(running.call_id, Outcome.SUCCESS, Sample(), 41.0)
+    (call,) = core.poll(41.0)
+    assert isinstance(call, Call)
+    assert call.request.request_id == "late"
+    core.check_integrity()
