@@ -82,6 +82,9 @@ FLOWS: Registry[FlowTurns] = Registry(
             {
                 "input_weight": Option(1.0, "what a prompt token counts", above=0.0),
                 "output_weight": Option(2.0, "what an output token counts", above=0.0),
+                "burst_tokens": Option(
+                    4000.0, "weighted tokens that a flow may be behind others when it comes again", at_least=0.0
+                ),
             },
         ),
     ],

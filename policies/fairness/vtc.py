@@ -12,17 +12,19 @@ _MIN_SWEEP = 1024
 class VirtualTokenCounters:
     """A counter for each flow: prompt tokens at dispatch, output tokens as they come, weighted. The smallest goes.
 
-    A flow that wakes is lifted to where the flows of its model stand: to the counter of the one that was served last.
-    So nobody saves up turns while idle, and nobody is punished for having had a replica alone.
+    A flow that wakes is lifted to `burst_tokens` below where the flows of its model stand, which is the counter of the
+    one that was served last. So nobody saves up more turns than that while idle, whoever sends less than others goes
+    before them though its requests come in bursts, and nobody is punished for having had a replica alone.
 
     Between two flows of a model that both wait all the time, served tokens (weighted) differ by at most
-    2 · max(input_weight · longest prompt, output_weight · tokens in flight).
+    2 · max(input_weight · longest prompt, output_weight · tokens in flight) + burst_tokens.
     """
 
     name = "vtc"
 
-    def __init__(self, *, input_weight: float, output_weight: float) -> None:
-        """What a prompt token and an output token count; both above 0."""
+    def __init__(self, *, input_weight: float, output_weight: float, burst_tokens: float = 0.0) -> None:
+        """What a prompt token and an output token count, above 0; what a flow may save up, in tokens counted so."""
+        self._burst_tokens = burst_tokens
         self._input_weight = input_weight
         self._output_weight = output_weight
         self._counters: dict[FlowKey, float] = {}
@@ -34,7 +36,7 @@ class VirtualTokenCounters:
 
     def woke(self, flow: FlowKey, waiting: Collection[FlowKey]) -> None:
         counters = self._counters
-        floor = self._floors.get(flow[1], 0.0)
+        floor = self._floors.get(flow[1], 0.0) - self._burst_tokens
         if counters.get(flow, 0.0) < floor:
             counters[flow] = floor
         if len(counters) > self._sweep_at:
@@ -67,6 +69,6 @@ class VirtualTokenCounters:
         self._counters = {
             flow: counter
             for flow, counter in self._counters.items()
-            if flow in waiting or counter > self._floors.get(flow[1], 0.0)
+            if flow in waiting or counter > self._floors.get(flow[1], 0.0) - self._burst_tokens
         }
         self._sweep_at = max(_MIN_SWEEP, 2 * len(self._counters))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.bars import overload
+from loadtests.bars import fairness, overload
 from loadtests.bars.bar import Bar
 from loadtests.bars.fidelity import FILE, MAX_NUM_SEQS, fidelity_bars
 from loadtests.bars.policies_topic import policies_bars
@@ -22,6 +22,7 @@ async def test_without_traces_every_bar_is_skipped(tmp_path: Path, has_folder: b
     assert len(simulator) == 2 * len(MAX_NUM_SEQS) + 2
     assert all(bar.is_skipped and "--traces" in bar.note for bar in simulator)
     assert {bar.name for bar in bars if bar.name.startswith("overload-")} == set(overload.NAMES)
+    assert set(fairness.NAMES) < {bar.name for bar in bars if bar.is_skipped}
     assert len({bar.name for bar in bars}) == len(bars)
 
 

@@ -241,6 +241,21 @@ class TestVirtualTokenCounters:
         vtc.woke(("b", "n"), [self.A])
         assert ("b", "n") not in vtc._counters
 
+    def test_who_sends_little_may_come_in_bursts(self) -> None:
+        """It wakes a bounded amount below the others, so that its next requests go before theirs; never lower."""
+        vtc = VirtualTokenCounters(input_weight=1.0, output_weight=2.0, burst_tokens=250.0)
+        for _ in range(10):
+            vtc.charge(self.A, 100, 0)
+        vtc.woke(self.B, [self.A])
+        assert vtc._counters[self.B] == 650.0
+        vtc.charge(self.B, 100, 0)
+        vtc.woke(self.B, [self.A])
+        assert vtc._counters[self.B] == 750.0, "what it has used of that stays used"
+        for _ in range(3):
+            assert next(iter(vtc.in_order([self.A, self.B]))) == self.B
+            vtc.charge(self.B, 100, 0)
+        assert next(iter(vtc.in_order([self.A, self.B]))) == self.A
+
     def test_who_had_much_does_not_wait_for_what_others_never_asked(self) -> None:
         """Waking again, it keeps its own counter where that is larger."""
         vtc = self.vtc()
