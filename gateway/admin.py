@@ -1,6 +1,6 @@
 """Everything that isn't a request to a model: health, readiness, metrics, models, where a request's time went."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+
+from policies.replica_view import ReplicaView
 
 from .admin_access import AdminAccess
 from .api import routes
@@ -70,6 +72,8 @@ class AdminState:
     ring: Ring
     draining: Draining
     access: AdminAccess
+    view: Callable[[str], ReplicaView | None]
+    """What scheduling knows of a replica."""
     started_at: int
 
 
@@ -98,7 +102,9 @@ def build_admin_app(state: AdminState) -> FastAPI:
         replicas = state.pool.all()
         shown = {}
         if state.access.has_diagnostics(request.scope):
-            shown["replicas"] = {replica.replica_id: _shown(replica) for replica in replicas}
+            shown["replicas"] = {
+                replica.replica_id: _shown(replica, state.view(replica.replica_id)) for replica in replicas
+            }
         if state.draining.is_draining:
             return _json({"status": "draining", **shown}, 503)
         if not any(replica.is_available for replica in replicas):
@@ -156,8 +162,13 @@ def build_admin_app(state: AdminState) -> FastAPI:
     return app
 
 
-def _shown(replica: Replica) -> dict[str, Any]:
-    return {"available": replica.is_available, "kind": replica.kind, "models": sorted(replica.models)}
+def _shown(replica: Replica, view: ReplicaView | None) -> dict[str, Any]:
+    shown = {"available": replica.is_available, "kind": replica.kind, "models": sorted(replica.models)}
+    if view is not None:
+        shown["in_flight_tokens"] = view.in_flight_tokens
+        shown["in_flight_tokens_cap"] = view.cap_tokens
+        shown["kv_capacity_tokens"] = view.kv_capacity_tokens
+    return shown
 
 
 def _models(state: AdminState, caller: Key) -> dict[str, dict[str, Any]]:

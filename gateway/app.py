@@ -118,6 +118,7 @@ class Gateway:
                 ring=self.ring,
                 draining=self.drain,
                 access=self.access,
+                view=self.core.view,
                 started_at=int(time.time()),
             )
         )

@@ -71,8 +71,8 @@ class ReplicaConfig(Section):
     also_serves: Features = ()
     """Routes it serves besides those of its kind, such as "messages" of a plain OpenAI server."""
     max_in_flight_tokens: Count | None = None
-    """Cap of prompt + predicted output tokens of its running requests; None: the KV cache's capacity where the replica
-    tells it, else the admission policy's figure."""
+    """Cap of prompt + predicted output tokens of its running requests, lowered to the KV cache's capacity where the
+    replica tells it; None: that, or else the admission policy's figure."""
     max_in_flight_requests: Count | None = None
     """Cap of its running requests, such as the engine's largest batch; None: tokens alone decide."""
     max_prefill_tokens: Count | None = None

@@ -75,6 +75,12 @@ class Live:
             "Prompt and predicted output tokens in flight, as counted here.",
             labels=["replica"],
         )
+        cap = GaugeMetricFamily(
+            "tailgate_in_flight_tokens_cap", "Tokens that may be in flight on a replica.", labels=["replica"]
+        )
+        capacity = GaugeMetricFamily(
+            "tailgate_replica_kv_cache_tokens", "What the replica's KV cache holds, where known.", labels=["replica"]
+        )
         available = GaugeMetricFamily(
             "tailgate_replica_available", "Whether a replica takes new work (1) or not (0).", labels=["replica"]
         )
@@ -99,10 +105,13 @@ class Live:
         )
         for replica in self._pool.all():
             name = [replica.replica_id]
-            timing = self._core.timing(replica.replica_id)
-            prefill.add_metric(name, timing.prefill_s_per_token)
-            decode.add_metric(name, timing.decode_s_per_token)
-            tokens.add_metric(name, self._core.in_flight_tokens(replica.replica_id))
+            if (view := self._core.view(replica.replica_id)) is not None:
+                prefill.add_metric(name, view.timing.prefill_s_per_token)
+                decode.add_metric(name, view.timing.decode_s_per_token)
+                tokens.add_metric(name, view.in_flight_tokens)
+                cap.add_metric(name, view.cap_tokens)
+                if view.kv_capacity_tokens is not None:
+                    capacity.add_metric(name, view.kv_capacity_tokens)
             available.add_metric(name, float(replica.is_available))
             if (load := replica.load) is not None:
                 for family, value in (
@@ -112,7 +121,7 @@ class Live:
                 ):
                     if value is not None:
                         family.add_metric(name, value)
-        yield from (tokens, available, running, waiting, usage, prefill, decode)
+        yield from (tokens, cap, capacity, available, running, waiting, usage, prefill, decode)
         yield GaugeMetricFamily("tailgate_tasks", "Tasks of the event loop that haven't ended.", value=_num_tasks())
         yield GaugeMetricFamily(
             "tailgate_tokenizer_waiting", "Prompts waiting for a tokenizer thread.", value=self._num_counts_waiting()

@@ -34,6 +34,8 @@ class Replica:
         """Optional abilities that were seen to work, such as `replica_probe.TOKENIZE`."""
         self.base_model: str | None = None
         """The one whose weights it loaded, where it tells: others are adapters."""
+        self.described_capacity_tokens: int | None = None
+        """Of its KV cache, where it is described and not in the metrics: TGI."""
         self.load: ReplicaLoad | None = None
         """The last scrape that worked, with its instant; None before."""
         self.is_healthy = False
@@ -63,16 +65,18 @@ class Replica:
 
     @property
     def max_in_flight_tokens(self) -> int | None:
-        """What was configured, else the KV cache's capacity where it is known.
+        """What was configured.
 
         On trial: 1, so that one request goes, since every admission policy lets a request alone in. Only where others
         can take the rest: see `ReplicaPool`.
         """
-        if self._is_on_trial:
-            return 1
-        if self._config.max_in_flight_tokens is not None:
-            return self._config.max_in_flight_tokens
-        return self.load.kv_capacity_tokens if self.load is not None else None
+        return 1 if self._is_on_trial else self._config.max_in_flight_tokens
+
+    @property
+    def kv_capacity_tokens(self) -> int | None:
+        """As its metrics tell it, else its description; None where neither does."""
+        scraped = self.load.kv_capacity_tokens if self.load is not None else None
+        return self.described_capacity_tokens if scraped is None else scraped
 
     @property
     def max_in_flight_requests(self) -> int | None:
@@ -96,6 +100,7 @@ class Replica:
             self.features,
             self.is_available,
             self.max_in_flight_tokens,
+            self.kv_capacity_tokens,
             self.max_in_flight_requests,
             self.max_prefill_tokens,
             self.slice_block_tokens,

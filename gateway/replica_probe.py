@@ -37,6 +37,17 @@ class ModelCard:
 
 
 @dataclass(frozen=True, slots=True)
+class TgiInfo:
+    """What a TGI server's /info says."""
+
+    model: str
+    max_model_len: int | None
+    """Longest prompt + output, tokens."""
+    kv_capacity_tokens: int | None
+    """Prompt + largest output that a batch may hold; not every version tells."""
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     status: int
     content: bytes
@@ -140,11 +151,11 @@ class Prober:
                 )
         return cards
 
-    async def tgi_info(self) -> tuple[str, int | None] | None:
-        """Model name and longest prompt + output of a TGI server's /info; None for others."""
+    async def tgi_info(self) -> TgiInfo | None:
+        """None for servers of other kinds."""
         info = await self._object("/info")
         if "max_concurrent_requests" in info and (name := _text(info.get("model_id"))):
-            return name, _count(info.get("max_total_tokens"))
+            return TgiInfo(name, _count(info.get("max_total_tokens")), _count(info.get("max_batch_total_tokens")))
         return None
 
     async def metrics_page(self) -> str | None:

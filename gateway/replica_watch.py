@@ -60,6 +60,7 @@ class Watcher:
         self._slices = config.policy.slicing != WholeCalls.name
         self._prefixes_due_s: float | None = None  # when to ask again whether prefixes are cached
         self._is_identified = False
+        self._capacity_tokens: int | None = None
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -137,7 +138,7 @@ class Watcher:
                 replica.slice_block_tokens = None
             replica.load = load
         if not cards and not self._is_identified and (info := await self._prober.tgi_info()) is not None:
-            cards = {info[0]: ModelCard(max_model_len=info[1])}
+            cards = {info.model: ModelCard(max_model_len=info.max_model_len)}
         if cards:
             replica.cards = cards
             replica.models = frozenset(self._configured.models if self._configured.models is not None else cards)
@@ -148,10 +149,24 @@ class Watcher:
             await self._identify(replica.cards, load.engine if load is not None else None)
         elif self._prefixes_due_s is not None and self._clock() >= self._prefixes_due_s:
             await self._look_at_prefixes()
+        self._compare_capacity()
         if not replica.is_healthy:
             logger.info("replica %s (%s): %s, serves %s", replica.replica_id, replica.url, replica.kind, _list(replica))
         replica.is_healthy, replica.is_hung = True, False
         replica.last_error = None
+
+    def _compare_capacity(self) -> None:
+        """Say it once where more is configured than its KV cache holds: the cap is lower than what somebody set."""
+        capacity_tokens, own_tokens = self._replica.kv_capacity_tokens, self._configured.max_in_flight_tokens
+        if capacity_tokens != self._capacity_tokens:
+            self._capacity_tokens = capacity_tokens
+            if capacity_tokens is not None and own_tokens is not None and own_tokens > capacity_tokens:
+                logger.warning(
+                    "replica %s: max_in_flight_tokens: %d is more than its KV cache holds, so that the cap is %d",
+                    self._replica.replica_id,
+                    own_tokens,
+                    capacity_tokens,
+                )
 
     def _parse(self, page: str) -> ReplicaLoad | None:
         try:
@@ -167,7 +182,8 @@ class Watcher:
         described = await self._prober.described_paths() if replica.kind in _MAY_DESCRIBE else None
         features = {*features_of(replica.kind, described), *self._configured.also_serves}
         if replica.kind == "tgi" and (info := await self._prober.tgi_info()) is not None:
-            replica.base_model = info[0]
+            replica.base_model = info.model
+            replica.described_capacity_tokens = info.kv_capacity_tokens
         if replica.kind in _MAY_TOKENIZE and await self._prober.has_tokenize(min(replica.models)):
             features.add(TOKENIZE)
         replica.features = frozenset(features)

@@ -58,6 +58,7 @@ class _Replica:
     features: frozenset[str] = frozenset()
     is_available: bool = True
     max_in_flight_tokens: int | None = 1 << 40
+    kv_capacity_tokens: int | None = None
     max_prefill_tokens: int | None = 1 << 40
     slice_block_tokens: int | None = None
 

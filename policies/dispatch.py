@@ -14,7 +14,6 @@ from functools import partial
 from . import appraisal, entrance
 from .absence import Absence
 from .books import Books
-from .estimate.timing import ReplicaTiming
 from .fairness.flows import FlowKey
 from .job import Job, PoolKey, RunningCall
 from .lifecycle import Event, LifecycleError, State
@@ -22,6 +21,7 @@ from .long_prefills import LongPrefills
 from .policy import Policy
 from .prefills import EstimatedEnds
 from .queue import WaitingQueue
+from .replica_view import ReplicaView, view_of
 from .routing.port import Room
 from .selection import Selection
 from .shedding.port import ADMIT
@@ -277,9 +277,10 @@ class DispatchCore:
         slots = self._books.replicas.get(replica_id)
         return slots.in_flight_tokens if slots else 0
 
-    def timing(self, replica_id: str) -> ReplicaTiming:
-        """How fast a replica was found to be."""
-        return self._policy.cost.timing(replica_id)
+    def view(self, replica_id: str) -> ReplicaView | None:
+        """What is known of a replica; None: nobody announced it."""
+        slots = self._books.replicas.get(replica_id)
+        return view_of(self._policy, slots) if slots else None
 
     def queued_by_lane(self) -> dict[Lane, int]:
         return self._books.queued_by_lane()

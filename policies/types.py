@@ -146,6 +146,11 @@ class ReplicaLike(Protocol):
         ...
 
     @property
+    def kv_capacity_tokens(self) -> int | None:
+        """What its KV cache holds, which no admission policy's cap exceeds; None: unknown."""
+        ...
+
+    @property
     def max_in_flight_requests(self) -> int | None:
         """Cap of its calls, such as an engine's largest batch; None: tokens alone decide."""
         ...

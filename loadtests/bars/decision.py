@@ -44,6 +44,7 @@ class _Replica:
     features: frozenset[str] = frozenset()
     is_available: bool = True
     max_in_flight_tokens: int | None = 65_536
+    kv_capacity_tokens: int | None = None
     max_prefill_tokens: int | None = None
     max_in_flight_requests: int | None = None
     slice_block_tokens: int | None = None

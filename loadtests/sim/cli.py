@@ -45,7 +45,7 @@ from .study import (
     typical_costs,
 )
 
-_CAP_HELP = "Of a replica; its KV cache's by default. 0: the policy's own."
+_CAP_HELP = "Of a replica. 0: the policy's own, and gateways don't know what its KV cache holds."
 
 
 def simulate(
@@ -117,14 +117,14 @@ def simulate(
         workload = _workload(parts, costs, requests, rng)
         if (grain := workload.trace.block_tokens) is not None:
             model = replace(model, chunk_tokens=grain)
-        tokens = model.capacity_tokens if in_flight_tokens is None else in_flight_tokens
         setup = Setup(
             model,
             num_replicas=replicas,
             num_gateways=gateways,
             network_s=network_ms / 1e3,
             step=StepSpec(composer, engine_order, _engine_options(engine_option or [])),
-            max_in_flight_tokens=tokens or None,
+            max_in_flight_tokens=in_flight_tokens or None,
+            kv_capacity_tokens=None if in_flight_tokens == 0 else model.capacity_tokens,
             max_in_flight_requests=model.max_num_seqs,
             max_prefill_tokens=prefill_tokens,
         )

@@ -45,7 +45,7 @@ class Contender:
     def on(self, setup: Setup, total_tokens: int) -> Setup:
         """What it runs on, given all tokens of all requests."""
         if self.is_direct:
-            setup = replace(setup, max_in_flight_tokens=None, max_in_flight_requests=None, max_prefill_tokens=None)
+            setup = setup.without_caps()
         if self.is_boundless:
             model = setup.model.with_capacity(max(setup.model.capacity_tokens, 2 * total_tokens))
             setup = replace(setup, model=replace(model, max_num_seqs=10**9))

@@ -28,6 +28,7 @@ class SimulatedServer:
     models: frozenset[str] = frozenset({MODEL})
     features: frozenset[str] = frozenset()
     max_in_flight_tokens: int | None = None
+    kv_capacity_tokens: int | None = None
     max_prefill_tokens: int | None = None
     max_in_flight_requests: int | None = None
     slice_block_tokens: int | None = None
@@ -48,6 +49,7 @@ class Setup:
 
     `network_s`: one way between gateway and replica. `probe_s`: after so long gateways know that a replica went down
     or came back. `max_in_flight_…` and `max_prefill_tokens`: a replica's own caps, None for the policy's.
+    `kv_capacity_tokens`: as gateways know it.
     `max_attempts`: calls of a request in all, the failed ones counted. `is_stepwise`: a step is an event.
     """
 
@@ -58,12 +60,23 @@ class Setup:
     probe_s: float = 1.0
     step: StepSpec = field(default_factory=StepSpec)
     max_in_flight_tokens: int | None = None
+    kv_capacity_tokens: int | None = None
     max_in_flight_requests: int | None = None
     slice_block_tokens: int | None = None
     max_prefill_tokens: int | None = None
     max_attempts: int = 3
     outages: tuple[Outage, ...] = ()
     is_stepwise: bool = False
+
+    def without_caps(self) -> "Setup":
+        """Nothing waits in front of the engines."""
+        return replace(
+            self,
+            max_in_flight_tokens=None,
+            kv_capacity_tokens=None,
+            max_in_flight_requests=None,
+            max_prefill_tokens=None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +130,7 @@ def simulate(
         SimulatedServer(
             f"r{index:05d}",
             max_in_flight_tokens=setup.max_in_flight_tokens,
+            kv_capacity_tokens=setup.kv_capacity_tokens,
             max_prefill_tokens=setup.max_prefill_tokens,
             max_in_flight_requests=setup.max_in_flight_requests,
         )

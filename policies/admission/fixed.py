@@ -1,10 +1,11 @@
 """Fixed caps, in tokens."""
 
 from ..types import ReplicaLike
+from .bounds import highest_cap
 
 
 class FixedCaps:
-    """A replica's own setting wins; the policy's figure stands in where a replica has none.
+    """A replica's own setting wins, and its KV cache's capacity; the policy's figures stand in where it has neither.
 
     Two bounds hold a call back. In-flight tokens: what the replica must keep in its KV cache. Prefill tokens: prompt
     tokens sent whose first token hasn't come; an engine that computes prompts in order of arrival gains nothing from
@@ -18,8 +19,8 @@ class FixedCaps:
         self._prefill_tokens = prefill_tokens
 
     def max_in_flight_tokens(self, replica: ReplicaLike) -> int:
-        own_tokens = replica.max_in_flight_tokens
-        return self._in_flight_tokens if own_tokens is None else own_tokens
+        highest_tokens = highest_cap(replica)
+        return self._in_flight_tokens if highest_tokens is None else highest_tokens
 
     def max_prefill_tokens(self, replica: ReplicaLike) -> int:
         own_tokens = replica.max_prefill_tokens

@@ -10,7 +10,10 @@ class Admission(Protocol):
     def name(self) -> str: ...
 
     def max_in_flight_tokens(self, replica: ReplicaLike) -> int:
-        """Prompt + predicted output tokens that may be in flight there. One request alone is always let in."""
+        """Prompt + predicted output tokens that may be in flight there, at most what its KV cache holds.
+
+        One request alone is always let in.
+        """
         ...
 
     def max_prefill_tokens(self, replica: ReplicaLike) -> int:

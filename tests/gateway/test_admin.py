@@ -21,6 +21,8 @@ from gateway.metrics import Metrics
 from gateway.replica_probe import ModelCard
 from gateway.replicas import ReplicaPool
 from gateway.timing_ring import TimingRing
+from policies.config import PolicySpec, build_policy
+from policies.dispatch import DispatchCore
 
 
 class World:
@@ -41,10 +43,12 @@ async def world() -> AsyncIterator[World]:
         "models": [{"name": "org/m", "aliases": ["gpt"]}, {"name": "unserved", "aliases": ["ghost"]}],
     }
     async with httpx.AsyncClient() as http:
+        core = DispatchCore(build_policy(PolicySpec()))
         pool = ReplicaPool(parse_config(data, source="test"), http, lambda: 0.0, lambda _: None)
+        core.replica_changed(pool.get("r1"), 0.0)
         ring, drain = TimingRing(10), Drain()
         access = AdminAccess(KeyRing(None, lambda: 0.0, assumed_output_tokens=1), needs_key=False, has_listener=False)
-        app = build_admin_app(AdminState(pool, Metrics(), ring, drain, access, started_at=1_700_000_000))
+        app = build_admin_app(AdminState(pool, Metrics(), ring, drain, access, core.view, 1_700_000_000))
         # No route here streams, so the transport that buffers bodies does.
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
             yield World(client, pool, ring, drain)
@@ -54,7 +58,15 @@ async def test_alive_is_not_ready(world: World) -> None:
     """Ready needs a replica and ends with the drain; alive stays."""
     status, body = await world.get("/readyz")
     assert (status, body["status"]) == (503, "no replica is available")
-    assert body["replicas"]["r1"] == {"available": False, "kind": "auto", "models": ["org/m"]}
+    assert body["replicas"]["r1"] == {
+        "available": False,
+        "kind": "auto",
+        "models": ["org/m"],
+        "in_flight_tokens": 0,
+        "in_flight_tokens_cap": 32768,
+        "kv_capacity_tokens": None,
+    }
+    assert body["replicas"]["r2"] == {"available": False, "kind": "auto", "models": []}
     world.pool.get("r1").is_available = True
     assert (await world.get("/readyz"))[0] == 200
     world.drain.begin()

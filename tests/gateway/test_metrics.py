@@ -119,6 +119,7 @@ async def test_gauges_are_read_when_asked_for() -> None:
     config = parse_config({"replicas": [{"url": "http://127.0.0.1:9", "models": ["m"]}]}, source="test")
     async with httpx.AsyncClient() as http:
         pool = ReplicaPool(config, http, time.monotonic, lambda _: None)
+        core.replica_changed(pool.get("r1"), 0.0)
         waiting = 3
         encoders = {"m": "tiktoken"}
         metrics.bind(
@@ -127,6 +128,11 @@ async def test_gauges_are_read_when_asked_for() -> None:
         assert value(metrics, "tailgate_requests_in_flight") == 0
         assert value(metrics, "tailgate_requests_queued", lane="standard") == 0
         assert value(metrics, "tailgate_in_flight_tokens", replica="r1") == 0
+        assert value(metrics, "tailgate_in_flight_tokens_cap", replica="r1") == 32768
+        assert value(metrics, "tailgate_replica_kv_cache_tokens", replica="r1") is None
+        pool.get("r1").described_capacity_tokens = 20_000
+        assert value(metrics, "tailgate_replica_kv_cache_tokens", replica="r1") == 20_000
+        assert value(metrics, "tailgate_in_flight_tokens_cap", replica="r1") == 20_000
         assert value(metrics, "tailgate_replica_prompt_token_seconds", replica="r1") == pytest.approx(1e-4)
         assert value(metrics, "tailgate_replica_output_token_seconds", replica="r1") == pytest.approx(0.025)
         assert value(metrics, "tailgate_replica_available", replica="r1") == 0

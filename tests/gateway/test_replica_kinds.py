@@ -10,7 +10,7 @@ from gateway.config_sections import ReplicaKind
 from gateway.replica_kinds import FEATURES, features_of
 from gateway.summary import summary
 from tests.support.fake_replica import FakeReplica, answers
-from tests.support.fake_tgi import MODEL, FakeTgi
+from tests.support.fake_tgi import INFO, MODEL, FakeTgi
 from tests.support.gateways import configured, gateway_for
 
 DESCRIPTION: dict[str, Any] = {"paths": {"/v1/embeddings": {}, "/pooling": {}, "/sleep": {}, "/health": {}}}
@@ -55,11 +55,22 @@ async def test_what_a_server_serves_besides_can_be_configured() -> None:
             configured(replica, replica={"also_serves": ["sleep"]})
 
 
+async def test_what_a_batch_of_tgi_may_hold_is_its_capacity() -> None:
+    """Where its /info tells it; its metrics don't."""
+    async with FakeTgi() as tgi:
+        tgi.pages["/info"] = {**INFO, "max_batch_total_tokens": 51_200}
+        async with gateway_for(tgi) as gateway:
+            assert gateway.pool.get("r1").kv_capacity_tokens == 51_200
+            view = gateway.core.view("r1")
+            assert view is not None
+            assert (view.cap_tokens, view.kv_capacity_tokens) == (51_200, 51_200)
+
+
 async def test_tgi_is_known_by_its_info_and_names_its_model() -> None:
     """Its model is "tgi" on the wire; only one model is served by it, so bodies need no name."""
     async with FakeTgi() as tgi, FakeReplica(answers()) as other, gateway_for(tgi, other) as gateway:
         replica = gateway.pool.get("r1")
-        assert (replica.kind, replica.base_model) == ("tgi", MODEL)
+        assert (replica.kind, replica.base_model, replica.kv_capacity_tokens) == ("tgi", MODEL, None)
         assert replica.wire_name(MODEL) == "tgi"
         assert replica.wire_name("adapter") == "adapter"
         assert gateway.pool.get("r2").wire_name(MODEL) == MODEL

@@ -13,8 +13,10 @@ from gateway.api.openai_fields import TOKENIZE
 from gateway.config import GatewayConfig, parse_config
 from gateway.replica import Replica
 from gateway.replica_health import EjectionRule
+from gateway.replica_metrics import parse_load
 from gateway.replica_probe import MAX_ANSWER_BYTES, Health, Prober
 from gateway.replicas import ReplicaPool
+from policies.admission.bounds import highest_cap
 
 from .tiny_replica import TinyReplica, models_page, tiny_replica, until
 
@@ -246,7 +248,43 @@ async def test_load_is_scraped_and_capacity_follows_from_it() -> None:
         assert replica.load is not None
         assert (replica.load.num_running, replica.load.num_waiting) == (3, 4)
         assert replica.load.kv_usage_ratio == pytest.approx(0.5)
-        assert replica.max_in_flight_tokens == replica.load.kv_capacity_tokens == 3200
+        assert replica.kv_capacity_tokens == replica.load.kv_capacity_tokens == 3200
+        assert replica.max_in_flight_tokens is None
+
+
+async def test_more_is_configured_than_the_cache_holds(caplog: pytest.LogCaptureFixture) -> None:
+    """The capacity is what holds, and the log says so once, however often it is scraped."""
+    async with tiny_replica(**good(metrics=(200, VLLM_METRICS))) as fake:
+        config = config_of(fake)
+        own = config.replicas[0].model_copy(update={"max_in_flight_tokens": 5000})
+        async with running_pool(config.model_copy(update={"replicas": (own,)})) as pool:
+            await until(lambda: pool.get("r1").is_available)
+            num_asked = len(fake.asked)
+            await until(lambda: len(fake.asked) > num_asked + 10)
+            assert highest_cap(pool.get("r1")) == 3200
+    lines = [line for line in caplog.messages if "max_in_flight_tokens" in line]
+    assert lines == ["replica r1: max_in_flight_tokens: 5000 is more than its KV cache holds, so that the cap is 3200"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (
+            'block_size="16",cache_dtype="auto",calculate_kv_scales="False",cpu_kvcache_space_bytes="None",'
+            'cpu_offload_gb="0",enable_prefix_caching="True",engine="0",gpu_memory_utilization="0.9",'
+            'is_attention_free="False",num_cpu_blocks="None",num_gpu_blocks="27184",num_gpu_blocks_override="None",'
+            'prefix_caching_hash_algo="sha256",sliding_window="None",swap_space="4"',
+            434_944,
+        ),
+        ('block_size="16",engine="0",num_gpu_blocks="None"', None),
+        ('block_size="None",engine="0",num_gpu_blocks="10"', None),
+        ('engine="0"', None),
+    ],
+)
+def test_the_cache_configuration_of_vllm(labels: str, expected: int | None) -> None:
+    """Blocks times their size; nothing while the engine doesn't know them."""
+    page = f"# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{{{labels}}} 1.0\n"
+    assert parse_load(page, 0.0).kv_capacity_tokens == expected
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ class FakeReplica:
     features: frozenset[str] = frozenset()
     is_available: bool = True
     max_in_flight_tokens: int | None = None
+    kv_capacity_tokens: int | None = None
     max_prefill_tokens: int | None = None
     max_in_flight_requests: int | None = None
     slice_block_tokens: int | None = None

@@ -488,7 +488,10 @@ class TestEnd:
             offer(core, f"failed{index}", prompt_tokens=100)
             call = only_call(core.poll(float(index)))
             core.call_ended(call.call_id, Outcome.IGNORED, Sample(100, 0, 10, 99.0, 99.0), float(index))
-        timing = core.timing("r1")
+        assert core.view("nobody") is None
+        view = core.view("r1")
+        assert view is not None
+        timing = view.timing
         assert timing.prefill_s_per_token == pytest.approx(0.01, rel=0.1)
         assert timing.decode_s_per_token == pytest.approx(0.2, rel=0.05)
 
@@ -515,7 +518,9 @@ class TestEnd:
             offer(core, "choices", now_s, num_choices=4)
             call = only_call(core.poll(now_s))
             core.call_ended(call.call_id, Outcome.SUCCESS, Sample(10, 0, 40, None, 0.01), now_s)
-        assert core.timing("r1").tpot_s == pytest.approx(0.2, rel=0.1)
+        view = core.view("r1")
+        assert view is not None
+        assert view.timing.tpot_s == pytest.approx(0.2, rel=0.1)
 
     def test_an_answer_that_cost_nothing_is_no_prediction_error(self) -> None:
         """All of the prompt cached and no output: there is no ratio to learn from."""

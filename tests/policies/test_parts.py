@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from policies.admission.fixed import FixedCaps
 from policies.builtin import ADMISSIONS, FLOWS, ORDERINGS, ROUTINGS, SHEDDINGS, TURNS
 from policies.config import ALWAYS, ROLES, PolicyConfigError, PolicySpec, build_policy, effective_options
 from policies.dispatch import DispatchCore
@@ -619,3 +620,15 @@ class TestConfig:
         """Two parts of one name would hide one of them."""
         with pytest.raises(ValueError, match="listed twice"):
             Registry("ordering", [Part("fcfs", Fcfs), Part("fcfs", Fcfs)])
+
+
+class TestCaps:
+    @pytest.mark.parametrize(
+        ("own", "capacity", "expected"),
+        [(None, None, 300), (500, None, 500), (None, 400, 400), (500, 400, 400), (200, 400, 200)],
+    )
+    def test_no_cap_exceeds_the_kv_cache(self, own: int | None, capacity: int | None, expected: int) -> None:
+        """What was configured for the replica holds up to what its cache can; the policy's figure where both lack."""
+        caps = FixedCaps(in_flight_tokens=300, prefill_tokens=10)
+        replica = FakeReplica(max_in_flight_tokens=own, kv_capacity_tokens=capacity)
+        assert caps.max_in_flight_tokens(replica) == expected

@@ -151,6 +151,7 @@ def _live(mix: Sequence[SimRequest], make_policy: Callable[[], Policy], setup: S
                 SimulatedServer(
                     f"r{replica.index:05d}",
                     max_in_flight_tokens=setup.max_in_flight_tokens,
+                    kv_capacity_tokens=setup.kv_capacity_tokens,
                     max_in_flight_requests=setup.max_in_flight_requests,
                 )
             )
