@@ -1,17 +1,17 @@
 """An incremental reader of event streams: bytes in, facts about the stream out. It never alters or holds bytes.
 
 Format: WHATWG HTML, 9.2 (server-sent events): lines end in CRLF, LF or CR, a blank line ends an event, `:` starts a
-comment, several `data` lines make one value. JSON is parsed only where a fact may be in it: until the first content, in
-chunks that carry usage or an error, and at the end of a choice. Nearly every piece of an LLM's stream is one event that
-differs from the one before in nothing but the text in it, and that is seen without looking at the rest.
+comment, several `data` lines make one value, and a byte order mark before the first line is no part of it. JSON is
+parsed only where a fact may be in it: until the first content, in chunks that carry usage or an error, and at the end
+of a choice. Nearly every piece of an LLM's stream is one event that differs from the one before in nothing but the text
+in it, and that is seen without looking at the rest.
 """
 
 import re
 from collections.abc import Callable
 from typing import Any
 
-import orjson
-
+from . import lenient_json
 from .errors import Headers
 from .usage import Usage, read_usage, usage_of_answer
 
@@ -23,6 +23,7 @@ _TEXT = re.compile(
     rb'"(?:content|text|delta|reasoning_content|reasoning|thinking|arguments|partial_json)": ?"([^"\\\r\n]+)"'
 )
 _MAX_SHAPE_BYTES = 4096
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Looking for a byte by its number takes a tenth of the time.
 _LF, _CR, _QUOTE, _BACKSLASH = b'\n\r"\\'
 
@@ -40,6 +41,7 @@ class StreamScanner:
         "_data",
         "_event_bytes",
         "_event_name",
+        "_is_first_line",
         "_is_oversized",
         "_line",
         "_skips_lf",
@@ -68,6 +70,7 @@ class StreamScanner:
         self._event_name = b""
         self._event_bytes = 0
         self._is_oversized = False
+        self._is_first_line = True
         self._skips_lf = False
         # Around the text of the last piece that was one event with content and nothing else; b"": none yet.
         self._before_text = b""
@@ -114,6 +117,7 @@ class StreamScanner:
             and piece.find(_LF) == len(piece) - 2
             and _CR not in piece
         ):
+            self._is_first_line = False
             self._dispatch(piece[6:-2])
         elif piece:
             self._feed_lines(piece)
@@ -156,6 +160,9 @@ class StreamScanner:
         return self._is_oversized
 
     def _take_line(self, line: bytes) -> None:
+        if self._is_first_line:
+            self._is_first_line = False
+            line = line.removeprefix(_BYTE_ORDER_MARK)
         if not line:
             self._end_event()
             return
@@ -176,7 +183,10 @@ class StreamScanner:
         elif data:
             if name == b"error":
                 self.has_error = True
-            self._dispatch(data[0] if len(data) == 1 else b"\n".join(data))
+            if len(data) == 1:
+                self._dispatch(data[0])
+            else:
+                self._read(b"\n".join(data))  # what its bytes look like proves little here
         self._data = []
         self._event_name = b""
         self._event_bytes = 0
@@ -194,12 +204,15 @@ class StreamScanner:
         ):
             self.num_content_chunks += 1
             return
+        self._read(data)
+
+    def _read(self, data: bytes) -> None:
         if data.strip() == END_MARKER:
             self.has_ended = True
             return
         try:
-            chunk = orjson.loads(data)
-        except orjson.JSONDecodeError:
+            chunk = lenient_json.loads(data)
+        except ValueError:
             return
         if type(chunk) is not dict:
             return

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import orjson
+from . import lenient_json
 
 
 class Usage(NamedTuple):
@@ -51,13 +51,13 @@ def usage_of_answer(
         end = tail.find(b"}", start)
         while start >= 0 and end >= 0:
             try:
-                return read(orjson.loads(b"{" + tail[start : end + 1] + b"}"))
-            except orjson.JSONDecodeError:
+                return read(lenient_json.loads(b"{" + tail[start : end + 1] + b"}"))
+            except ValueError:
                 end = tail.find(b"}", end + 1)
         return None
     try:
-        return read(orjson.loads(body))
-    except orjson.JSONDecodeError:
+        return read(lenient_json.loads(body))
+    except ValueError:
         return None
 
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from gateway.sse import MAX_EVENT_BYTES, StreamScanner, has_content
 from gateway.sse_comment import CommentInserter
 from gateway.usage import Usage, read_usage, usage_of_answer
+from tests.fuzz.effort import EFFORT
+from tests.support.event_stream import events_of
 from tests.support.fake_replica import DONE, delta, event, finish, usage_event
 
 
@@ -22,39 +24,22 @@ class Facts:
 
 
 def reference(stream: bytes) -> Facts:
-    """The slow, plain reading of a whole stream: WHATWG's algorithm line by line, JSON for every event."""
+    """The slow, plain reading of a whole stream: the standard's algorithm, and JSON for every event."""
     facts = Facts()
-    text = stream.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    name, data = b"", []
-    for line in text.split(b"\n")[:-1]:
-        if line:
-            field, _, value = line.partition(b":")
-            value = value.removeprefix(b" ")
-            if field == b"data":
-                data.append(value)
-            elif field == b"event":
-                name = value
+    for name, data, _ in events_of(stream):
+        facts.has_error |= name == "error"
+        if data.strip(" \t\n\r\v\f") == "[DONE]":
+            facts.has_ended = True
             continue
-        if data:
-            _reference_event(facts, name, b"\n".join(data))
-        name, data = b"", []
+        try:
+            chunk = json.loads(data)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(chunk, dict):
+            facts.has_error |= bool(chunk.get("error"))
+            facts.usage = read_usage(chunk) or facts.usage
+            facts.num_content_chunks += has_content(chunk)
     return facts
-
-
-def _reference_event(facts: Facts, name: bytes, data: bytes) -> None:
-    facts.has_error |= name == b"error"
-    if data.strip() == b"[DONE]":
-        facts.has_ended = True
-        return
-    try:
-        chunk = json.loads(data)
-    except ValueError:
-        return
-    if not isinstance(chunk, dict):
-        return
-    facts.has_error |= bool(chunk.get("error"))
-    facts.usage = read_usage(chunk) or facts.usage
-    facts.num_content_chunks += has_content(chunk)
 
 
 def scanned(pieces: list[bytes]) -> Facts:
@@ -122,6 +107,77 @@ def test_many_pieces_give_the_same_facts(chunks: list[bytes], data: st.DataObjec
     pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
     assert scanned(pieces) == reference(stream)
     assert scanned(chunks) == reference(stream)
+
+
+CONTENT = b'{"choices":[{"delta":{"content":"a"},"finish_reason":null}]}'
+VALUES = st.sampled_from(
+    [
+        b"",
+        b" ",
+        b"[DONE]",
+        b" [DONE] ",
+        b"error",
+        b"message",
+        b"7",
+        b"\0",
+        b"\xef\xbb\xbf",
+        b"\xff",
+        b":",
+        CONTENT,
+        CONTENT.replace(b'"a"', b'""'),
+        CONTENT.replace(b'"a"', b'"\xf0\x9f\x98"'),
+        CONTENT.replace(b'"a"', b'"\\ud83d"'),
+        CONTENT.replace(b'"a"', b'"a","logprob":-Infinity'),
+        b'{"choices":',
+        b'[{"text":"a"}]}',
+        b'{"error":{"message":"x"}}',
+        b'{"usage":{"prompt_tokens":3,"completion_tokens":4},"choices":[]}',
+        b"[" * 2000,
+    ]
+)
+FIELDS = st.sampled_from(
+    [b"data", b"data ", b" data", b"DATA", b"event", b"id", b"retry", b"other", b"", b"\xef\xbb\xbfdata"]
+)
+LINES = st.one_of(
+    st.just(b""),
+    st.tuples(st.just(b"data"), st.sampled_from([b":", b": "]), VALUES).map(b"".join),
+    st.tuples(FIELDS, st.sampled_from([b":", b": ", b":  ", b""]), VALUES).map(b"".join),
+)
+ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
+
+
+@settings(max_examples=400 * EFFORT, deadline=None)
+@given(
+    st.sampled_from([b"", b"", b"\xef\xbb\xbf", b"\xef\xbb\xbf\xef\xbb\xbf", b"\xef\xbb"]),
+    st.lists(st.tuples(LINES, ENDS).map(b"".join), max_size=10),
+    st.sampled_from([b"", b"data: [DONE]", b"\r"]),
+    st.data(),
+)
+def test_any_lines_are_read_as_the_standard_says(
+    mark: bytes, lines: list[bytes], unfinished: bytes, data: st.DataObject
+) -> None:
+    """Marks, fields of every kind and none, values that are no JSON or no UTF-8, line ends mixed, cut anywhere."""
+    stream = mark + b"".join(lines) + unfinished
+    wanted = reference(stream)
+    assert scanned([stream]) == wanted
+    assert scanned([stream[i : i + 1] for i in range(len(stream))]) == wanted
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
+    assert scanned([stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]) == wanted
+
+
+@settings(max_examples=30 * EFFORT, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, MAX_EVENT_BYTES // 3), st.sampled_from([b"data: ", b": ", b"id:"])), max_size=2),
+    st.sampled_from([b"\n\n", b"\r\r", b"\r\n\r\n"]),
+    st.integers(1, 70_000),
+)
+def test_huge_lines_hide_nothing_of_their_neighbours(
+    sizes: list[tuple[int, bytes]], end: bytes, num_bytes: int
+) -> None:
+    """Below the bound they are read as all others, in pieces of any size."""
+    huge = [field + b"x" * size + end for size, field in sizes]
+    stream = delta("a") + b"".join(huge) + delta("b") + DONE
+    assert scanned([stream[at : at + num_bytes] for at in range(0, len(stream), num_bytes)]) == reference(stream)
 
 
 def test_an_unfinished_event_says_nothing() -> None:
