@@ -1,6 +1,7 @@
 """Who waits, who runs, and what each replica's running calls hold: every fact once."""
 
 from collections.abc import Mapping
+from itertools import product
 
 from .admission.port import Admission
 from .fleet import Fleet
@@ -77,9 +78,9 @@ class Books:
         assert len(waiting) == self.queue.num_requests == sum(self.queued_by_lane().values())
         assert sum(job.slot_tokens for job in waiting) == self.queue.num_tokens
         assert sum(job.request.body_bytes for job in waiting) == self.queue.num_bytes
-        for lane in Lane:
-            work_s = sum(job.cost_s for job in waiting if job.lane is lane)
-            assert abs(self.queue.work_s_in_lane(lane) - work_s) <= 1e-6 * (1.0 + work_s)
+        for model, lane in product({job.request.model for job in waiting}, Lane):
+            work_s = sum(job.cost_s for job in waiting if job.lane is lane and job.request.model == model)
+            assert abs(self.queue.work_s_by_lane(model)[lane] - work_s) <= 1e-6 * (1.0 + work_s)
         assert {job.request.request_id for job in waiting} == {
             request_id for request_id, job in self.jobs.items() if job.state is State.WAITING
         }

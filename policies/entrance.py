@@ -13,15 +13,16 @@ def ruling(policy: Policy, queue: WaitingQueue, job: Job) -> Ruling:
         return Ruling(Reason.QUEUE_FULL)
     if not queue.num_requests:
         return ADMIT
-    return policy.shedding.rule(job.request, job.lane, backlog(policy, queue))
+    return policy.shedding.rule(job.request, job.lane, backlog(policy, queue, job.request.model))
 
 
-def backlog(policy: Policy, queue: WaitingQueue) -> Backlog:
-    """What waits, in seconds at the rate at which work was got done lately."""
+def backlog(policy: Policy, queue: WaitingQueue, model: str) -> Backlog:
+    """What waits for this model, in seconds at the rate at which work of all models was got done lately."""
     capacity = policy.traffic.capacity
-    background_s = queue.work_s_in_lane(Lane.BACKGROUND)
-    interactive_s = queue.work_s_in_lane(Lane.INTERACTIVE)
-    return Backlog((queue.work_s - background_s) / capacity, interactive_s / capacity, background_s / capacity)
+    by_lane = queue.work_s_by_lane(model)
+    background_s = by_lane[Lane.BACKGROUND]
+    turns_s = sum(by_lane.values()) - background_s
+    return Backlog(turns_s / capacity, by_lane[Lane.INTERACTIVE] / capacity, background_s / capacity)
 
 
 def why_late(job: Job, now_s: float) -> Reason:

@@ -1,13 +1,15 @@
 """The waiting requests: heaps by lane and pool, with removal by invalidation."""
 
 import heapq
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from .fairness.flows import FlowKey
 from .heaps import Arrivals, Entry, compact, is_live, top
 from .job import Job, PoolKey
 from .late import LATE_KEY_S, LateFifo
 from .types import Lane
+
+_NO_WORK = dict.fromkeys(Lane, 0.0)
 
 
 class WaitingQueue:
@@ -34,7 +36,7 @@ class WaitingQueue:
         self.num_requests = 0
         self.num_tokens = 0
         self.num_bytes = 0
-        self._work_s_by_lane = dict.fromkeys(Lane, 0.0)
+        self._work_s: dict[str, dict[Lane, float]] = {}  # by model and lane
 
     def add(self, job: Job) -> None:
         if not self.num_requests:
@@ -48,7 +50,10 @@ class WaitingQueue:
         self.num_requests += 1
         self.num_tokens += job.slot_tokens
         self.num_bytes += job.request.body_bytes
-        self._work_s_by_lane[job.lane] += job.cost_s
+        work_s = self._work_s.get(job.request.model)
+        if work_s is None:
+            work_s = self._work_s[job.request.model] = dict.fromkeys(Lane, 0.0)
+        work_s[job.lane] += job.cost_s
 
     def _push(self, job: Job) -> None:
         job.ticket += 1
@@ -75,10 +80,10 @@ class WaitingQueue:
         self.num_requests -= 1
         self.num_tokens -= job.slot_tokens
         self.num_bytes -= job.request.body_bytes
-        # Exactly 0 where nothing waits: what rounding leaves must not add up.
-        self._work_s_by_lane[job.lane] = (
-            self._work_s_by_lane[job.lane] - job.cost_s if self._num_by_lane[job.lane] else 0.0
-        )
+        if self.num_requests:
+            self._work_s[job.request.model][job.lane] -= job.cost_s
+        else:
+            self._work_s.clear()  # exactly 0 where nothing waits: what rounding leaves must not add up
         if self.only is not None:
             self.only = None
             return
@@ -135,11 +140,11 @@ class WaitingQueue:
     @property
     def work_s(self) -> float:
         """What all that waits is expected to cost."""
-        return sum(self._work_s_by_lane.values())
+        return sum(sum(by_lane.values()) for by_lane in self._work_s.values())
 
-    def work_s_in_lane(self, lane: Lane) -> float:
-        """What those that wait there are expected to cost."""
-        return self._work_s_by_lane[lane]
+    def work_s_by_lane(self, model: str) -> Mapping[Lane, float]:
+        """What those that wait for this model are expected to cost, every lane named."""
+        return self._work_s.get(model, _NO_WORK)
 
     def pools(self) -> Collection[PoolKey]:
         """Every pool in which something waits."""

@@ -6,7 +6,7 @@ from ..types import Lane, Reason, RequestLike
 
 
 class Backlog(NamedTuple):
-    """The work that waits, as seconds until all of it will have gone at the measured rate."""
+    """The work that waits for a request's model, as seconds until all of it will have gone at the measured rate."""
 
     turns_s: float
     """Of what has turns: everything but background work."""

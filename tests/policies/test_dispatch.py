@@ -70,6 +70,18 @@ class TestOffer:
         assert isinstance(offer(core, "b", prompt_tokens=1000), Admitted)
         assert offer(core, "c", prompt_tokens=20) == Rejected(Reason.QUEUE_FULL, 1.0, Lane.INTERACTIVE)
 
+    @pytest.mark.parametrize("bound", [{"max_requests": 4}, {"max_tokens": 80}, {"max_bytes": 400}], ids=str)
+    def test_background_work_keeps_nobody_out(self, bound: dict[str, int]) -> None:
+        """It joins up to half of each bound, whoever fills that; the rest is for others."""
+        core = make_core(ONE_AT_A_TIME, options={"queue": bound})
+        offer(core, "running")
+        core.poll(0.0)
+        for request_id in "ab":
+            assert isinstance(offer(core, request_id, declared_lane=Lane.BACKGROUND, body_bytes=100), Admitted)
+        rejected = offer(core, "c", declared_lane=Lane.BACKGROUND, body_bytes=100)
+        assert rejected == Rejected(Reason.QUEUE_FULL, 1.0, Lane.BACKGROUND)
+        assert isinstance(offer(core, "d", body_bytes=100), Admitted)
+
     def test_turns_away_by_bytes_unless_nothing_waits(self) -> None:
         """The bodies held while they wait are bounded, and what left the queue counts no more."""
         core = make_core(ONE_AT_A_TIME, options={"queue": {"max_bytes": 1000}})

@@ -114,6 +114,19 @@ def test_what_need_not_wait_is_not_shed() -> None:
     assert calls(core.poll(0.0)) == [("x", "r2")]
 
 
+def test_what_waits_for_another_model_sheds_nobody() -> None:
+    """It has replicas of its own, and where one has to wait for those, only their backlog counts."""
+    core = _busy_core()
+    core.replica_changed(FakeReplica("r2", frozenset({"n"}), max_in_flight_requests=1), 0.0)
+    core.capacity_granted("r2", None, 0.0)
+    offer(core, "x", model="n")
+    core.poll(0.0)
+    admitted = offer(core, "y", model="n")
+    assert isinstance(admitted, Admitted)
+    assert admitted.lane is admitted.own_lane
+    core.check_integrity()
+
+
 def test_what_is_downgraded_goes_last_and_stays_so() -> None:
     """It keeps the lane of its own beside the one it waits in, also when it is counted anew or the policy changes."""
     core = _busy_core(ladder={"interactive_step_s": 1.0})
