@@ -50,7 +50,7 @@ class _Replica:
     slice_block_tokens: int | None = None
 
 
-def decision_bar() -> Bar:
+def decision_bar(*, num_tenants: int = 1) -> Bar:
     """P99 over 2,000 decisions of the default policy: a call ends, and `poll` says what starts, with a new request
     offered each time so that 10,000 keep waiting. Processor time: what other processes take does not count."""
     rng = rng_for("decision")
@@ -62,7 +62,7 @@ def decision_bar() -> Bar:
 
     def offer(index: int) -> None:
         prompt, output = int(rng.integers(16, 4096)), int(rng.integers(1, 1024))
-        admitted = core.offer(_Request(f"q{index}", now_s, prompt, output), now_s)
+        admitted = core.offer(_Request(f"q{index}", now_s, prompt, output, tenant=f"t{index % num_tenants}"), now_s)
         if not isinstance(admitted, Admitted):
             raise RuntimeError(f"the benchmark's request was turned away: {admitted}")
 
@@ -81,7 +81,7 @@ def decision_bar() -> Bar:
         durations_s.append(time.thread_time() - began_s)
         running += [effect for effect in effects if isinstance(effect, Call)]
     return at_most(
-        "dispatch-decision-p99-ms",
+        "dispatch-decision-p99-ms" if num_tenants == 1 else f"dispatch-decision-{num_tenants}-tenants-p99-ms",
         float(np.percentile(durations_s, 99)) * 1e3,
         1.0,
         f"{core.num_queued} waiting, median {np.median(durations_s) * 1e3:.3f} ms",

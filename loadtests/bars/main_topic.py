@@ -22,6 +22,7 @@ async def main_bars(on_step: OnStep, report: Callable[[Bar], None]) -> None:
     """Measures every bar of the topic and reports each as soon as it is known; the quick ones come first."""
     on_step("deciding with 10,000 waiting", None)
     report(decision_bar())
+    report(decision_bar(num_tenants=1000))
     on_step("planting 50 ms in the gateway's layers", None)
     report(await planted_bar())
     on_step("starting everything with `tailgate up`", None)

@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from policies.batching import COMPOSERS, ORDERS, Composer, StepSpec, build_composer
+from policies.batching import COMPOSERS, Composer, StepSpec, build_composer
 from policies.config import ROLES, PolicyConfigError, PolicySpec, build_policy
 from policies.estimate.output import OutputQuantiles
 from policies.policy import Policy
-from policies.registry import Registry
 from policies.types import EngineLike, RequestLike, SequenceLike, StepPlan, StepRow
 
 from ..errors import LoadtestError
@@ -21,6 +20,7 @@ from .sequence import SimSequence
 from .simulation import Setup
 
 _FOR_EVER = 1e12
+_USUAL = StepSpec()
 
 BOUNDS: Mapping[str, str] = {
     "direct": "no gateway: everything goes to the engines at once, round robin",
@@ -60,7 +60,7 @@ def contender(
     don't say what tokens cost, `costs` does.
 
     After a colon the step composer and the order of the engines, joined by `+`, in place of the setup's: such as
-    `direct:sj-mlfq` or `fcfs:chunked+priority`.
+    `direct:sj-mlfq` or `fcfs:chunked+priority`; with their usual options.
 
     Raises `LoadtestError` naming key, value and choices.
     """
@@ -69,7 +69,7 @@ def contender(
         engines = contender(policy, costs, model, options)
         if engines.make_composer is not None:
             raise LoadtestError(f"policy {name!r}: {policy} has engines of its own")
-        return replace(engines, name=name, make_composer=partial(build_composer, _step(name, step, costs)))
+        return replace(engines, name=name, make_composer=partial(build_composer, _step(name, step)))
     if name == "direct":
         return Contender(name, pass_through, is_direct=True)
     if name == "oracle-sjf":
@@ -88,21 +88,14 @@ def contender(
     return Contender(name, lambda: build_policy(spec))
 
 
-def _step(name: str, parts: str, costs: Costs) -> StepSpec:
+def _step(name: str, parts: str) -> StepSpec:
     roles: dict[str, str] = {}
     for part in parts.split("+"):
         role = "composer" if part in COMPOSERS.names() else "order"
         if role in roles:
             raise LoadtestError(f"policy {name!r}: {part} and {roles[role]} are both the engines' {role}")
         roles[role] = part
-    cost = {"prefill_s_per_token": costs.prompt_token_s, "decode_s_per_token": costs.output_token_s}
-    kinds: dict[str, Registry[Any]] = {"composer": COMPOSERS, "order": ORDERS}
-    options = {
-        part: {key: value for key, value in cost.items() if key in kinds[role].get(part).options}
-        for role, part in roles.items()
-        if part in kinds[role].names()
-    }
-    spec = StepSpec(**roles, options=options)
+    spec = StepSpec(roles.get("composer", _USUAL.composer), roles.get("order", _USUAL.order))
     try:
         build_composer(spec)
     except PolicyConfigError as error:

@@ -24,7 +24,10 @@ class FlowTurns(Protocol):
         ...
 
     def in_order(self, waiting: Collection[FlowKey]) -> Iterable[FlowKey]:
-        """The flows that wait, whose turn it is first; the first of them that can go goes. Never empty."""
+        """The flows that wait, whose turn it is first; the first of them that can go goes. Never empty.
+
+        `waiting`: in order of waking; each was said to have woken, or waited when this was first asked.
+        """
         ...
 
     def charge(self, flow: FlowKey, prompt_tokens: int, output_tokens: int) -> None:

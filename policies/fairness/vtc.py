@@ -1,7 +1,7 @@
 """Virtual token counters (Sheng et al., OSDI 2024): the flow that was served least goes first."""
 
-import heapq
-from collections.abc import Collection, Iterable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ..types import RequestLike
 from .flows import FlowKey
@@ -30,6 +30,7 @@ class VirtualTokenCounters:
         self._counters: dict[FlowKey, float] = {}
         self._floors: dict[str, float] = {}  # by model: the counter that was served last, before it was charged
         self._sweep_at = _MIN_SWEEP
+        self._standings: _Standings | None = None  # kept while several flows wait, from the first time it matters
 
     def key(self, request: RequestLike) -> FlowKey:
         return (request.tenant, request.model)
@@ -39,23 +40,24 @@ class VirtualTokenCounters:
         floor = self._floors.get(flow[1], 0.0) - self._burst_tokens
         if counters.get(flow, 0.0) < floor:
             counters[flow] = floor
+        if self._standings is not None:
+            if waiting:
+                self._standings.woke(flow)
+            else:
+                self._standings = None
         if len(counters) > self._sweep_at:
             self._sweep(waiting)
 
     def in_order(self, waiting: Collection[FlowKey]) -> Iterable[FlowKey]:
-        return waiting if len(waiting) < 2 else self._ascending(waiting)
-
-    def _ascending(self, waiting: Collection[FlowKey]) -> Iterator[FlowKey]:
-        """Lazily, since the first is nearly always the one."""
-        counters = self._counters
-        yield min(waiting, key=lambda flow: counters.get(flow, 0.0))
-        ascending = [(counters.get(flow, 0.0), index, flow) for index, flow in enumerate(waiting)]
-        heapq.heapify(ascending)
-        heapq.heappop(ascending)
-        while ascending:
-            yield heapq.heappop(ascending)[2]
+        if len(waiting) < 2:
+            return waiting
+        if self._standings is None:
+            self._standings = _Standings(waiting)
+        return self._standings.ascending(waiting, self._counters)
 
     def charge(self, flow: FlowKey, prompt_tokens: int, output_tokens: int) -> None:
+        if self._standings is not None:
+            self._standings.stale.add(flow)
         counter = self._counters.get(flow, 0.0)
         if not prompt_tokens:
             self._counters[flow] = counter + self._output_weight * output_tokens
@@ -72,3 +74,38 @@ class VirtualTokenCounters:
             if flow in waiting or counter > self._floors.get(flow[1], 0.0) - self._burst_tokens
         }
         self._sweep_at = max(_MIN_SWEEP, 2 * len(self._counters))
+
+
+class _Standings:
+    """Waiting flows by counter, of equals the one that woke first: kept, for a thousand flows are too many to be sorted
+    at each decision. Whose counter changed is put in its place when the next question comes."""
+
+    def __init__(self, waiting: Collection[FlowKey]) -> None:
+        """`waiting` in order of waking."""
+        self.stale = set(waiting)
+        self._woke_as = {flow: number for number, flow in enumerate(waiting)}
+        self._num_wakes = len(waiting)
+        self._entries: dict[FlowKey, tuple[float, int, FlowKey]] = {}
+        self._sorted: list[tuple[float, int, FlowKey]] = []
+
+    def woke(self, flow: FlowKey) -> None:
+        self._woke_as[flow] = self._num_wakes
+        self._num_wakes += 1
+        self.stale.add(flow)
+
+    def ascending(self, waiting: Collection[FlowKey], counters: Mapping[FlowKey, float]) -> Iterator[FlowKey]:
+        """Lazily, since the first is nearly always the one."""
+        for flow in self.stale:
+            if (before := self._entries.pop(flow, None)) is not None:
+                del self._sorted[bisect_left(self._sorted, before)]
+            if flow in waiting:
+                entry = self._entries[flow] = (counters.get(flow, 0.0), self._woke_as[flow], flow)
+                insort(self._sorted, entry)
+            else:
+                self._woke_as.pop(flow, None)
+        self.stale.clear()
+        for _, _, flow in self._sorted:
+            if flow in waiting:
+                yield flow
+            else:
+                self.stale.add(flow)  # nobody said that it left

@@ -1,5 +1,6 @@
 """Each policy part by itself."""
 
+import itertools
 import math
 import random
 from dataclasses import replace
@@ -263,6 +264,31 @@ class TestVirtualTokenCounters:
         vtc.charge(self.A, 1000, 0)
         vtc.woke(self.A, [])
         assert vtc._counters[self.A] == 1000.0
+
+    def test_the_order_is_that_of_sorting_all_at_each_question(self) -> None:
+        """Flows that wake, leave unsaid, are charged while they wait or not: least first, then who woke first."""
+        seed = random.randrange(2**32)
+        print(f"seed {seed}")
+        rng = random.Random(seed)
+        vtc = self.vtc()
+        waiting: dict[FlowKey, None] = {}
+        flows = [(f"t{number}", rng.choice("mn")) for number in range(30)]
+        for _ in range(3000):
+            flow, action = rng.choice(flows), rng.random()
+            if action < 0.3:
+                if flow not in waiting:
+                    vtc.woke(flow, waiting)
+                    waiting[flow] = None
+            elif action < 0.5:
+                waiting.pop(flow, None)
+            elif action < 0.51:
+                waiting.clear()
+            elif action < 0.8:
+                vtc.charge(flow, rng.choice((0, 50)), rng.choice((0, 16)))
+            elif waiting:
+                expected = sorted(waiting, key=lambda flow: vtc._counters.get(flow, 0.0))  # a stable sort
+                looked_at = rng.randint(1, len(waiting))
+                assert list(itertools.islice(vtc.in_order(waiting), looked_at)) == expected[:looked_at]
 
     def test_bounds_the_gap_between_two_that_always_wait(self) -> None:
         """Weighted tokens served in any stretch of time differ by at most 2 · max(w_in · L, w_out · M)."""
