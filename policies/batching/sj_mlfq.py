@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 
 from ..types import EngineLike, SequenceLike, StepPlan
 from .blocks import admission_blocks, outstanding_blocks
@@ -73,7 +74,9 @@ class SkipJoinMlfq:
         step.displace(self._victims(engine, step.running, by_level))
         step.decode()
         step.prefill()
-        return step.plan()
+        plan = step.plan()
+        # Levels change with time alone. What is computed is the same then, and should be told of in the same order.
+        return StepPlan(rows=tuple(sorted(plan.rows, key=attrgetter("sequence_id"))), preempt=plan.preempt)
 
     def _victims(self, engine: EngineLike, running: Sequence[SequenceLike], by_level: StepOrder) -> list[SequenceLike]:
         """Running sequences, `running` being in order, that waiting ones of higher levels need the place of.

@@ -69,7 +69,7 @@ def test_a_short_prompt_passes_a_longer_one_that_runs_already() -> None:
     """It takes the tokens that decodes leave before the long prompt goes on."""
     long = Seq(1, 60, computed_tokens=16, held_blocks=4)
     world = World(num_blocks=100, running=[long, stream(2, 3)], waiting=[Seq(3, 8, arrival_s=0.2)], now_s=0.3)
-    assert mlfq().compose(world).rows == (StepRow(2, 1), StepRow(3, 8), StepRow(1, 7))
+    assert mlfq().compose(world).rows == (StepRow(1, 7), StepRow(2, 1), StepRow(3, 8))
 
 
 def test_one_that_has_run_long_makes_place_for_one_that_has_not() -> None:
