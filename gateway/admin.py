@@ -164,6 +164,10 @@ def build_admin_app(state: AdminState) -> FastAPI:
 
 def _shown(replica: Replica, view: ReplicaView | None) -> dict[str, Any]:
     shown = {"available": replica.is_available, "kind": replica.kind, "models": sorted(replica.models)}
+    if replica.slice_block_tokens is not None:
+        shown["long_prompts"] = f"in slices of whole blocks of {replica.slice_block_tokens} tokens"
+    elif replica.whole_because is not None:
+        shown["long_prompts"] = f"whole: {replica.whole_because}"
     if view is not None:
         shown["in_flight_tokens"] = view.in_flight_tokens
         shown["in_flight_tokens_cap"] = view.cap_tokens

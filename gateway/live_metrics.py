@@ -84,6 +84,11 @@ class Live:
         available = GaugeMetricFamily(
             "tailgate_replica_available", "Whether a replica takes new work (1) or not (0).", labels=["replica"]
         )
+        slices = GaugeMetricFamily(
+            "tailgate_replica_takes_slices",
+            "Whether long prompts may go there in slices (1), since its prefix cache was seen to keep them.",
+            labels=["replica"],
+        )
         running = GaugeMetricFamily(
             "tailgate_replica_requests_running", "Running requests, as the replica says.", labels=["replica"]
         )
@@ -113,6 +118,7 @@ class Live:
                 if view.kv_capacity_tokens is not None:
                     capacity.add_metric(name, view.kv_capacity_tokens)
             available.add_metric(name, float(replica.is_available))
+            slices.add_metric(name, float(replica.slice_block_tokens is not None))
             if (load := replica.load) is not None:
                 for family, value in (
                     (running, load.num_running),
@@ -121,7 +127,8 @@ class Live:
                 ):
                     if value is not None:
                         family.add_metric(name, value)
-        yield from (tokens, cap, capacity, available, running, waiting, usage, prefill, decode)
+        yield from self._slicing()
+        yield from (tokens, cap, capacity, available, slices, running, waiting, usage, prefill, decode)
         yield GaugeMetricFamily("tailgate_tasks", "Tasks of the event loop that haven't ended.", value=_num_tasks())
         yield GaugeMetricFamily(
             "tailgate_tokenizer_waiting", "Prompts waiting for a tokenizer thread.", value=self._num_counts_waiting()
@@ -154,6 +161,20 @@ class Live:
                 "Whether the key file as it is was refused (1), so that the keys from before count.",
                 value=float(self._keys.is_refused),
             )
+
+    def _slicing(self) -> Iterator[Metric]:
+        counts = self._core.slice_counts
+        for name, what, value in (
+            ("slices", "Calls that computed a part of a long prompt ahead.", counts.num_slices),
+            ("stopped_prefills", "Running prefills that were stopped for others.", counts.num_stops),
+            ("sliced_requests", "Requests whose prompt went in slices.", counts.num_sliced),
+            (
+                "slices_in_vain",
+                "Of those, the ones that didn't find their slices in the cache.",
+                counts.num_in_vain,
+            ),
+        ):
+            yield CounterMetricFamily(f"tailgate_{name}_total", what, value=value)
 
 
 def _num_tasks() -> int:

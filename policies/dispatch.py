@@ -17,7 +17,7 @@ from .books import Books
 from .fairness.flows import FlowKey
 from .job import Job, PoolKey, RunningCall
 from .lifecycle import Event, LifecycleError, State
-from .long_prefills import LongPrefills
+from .long_prefills import LongPrefills, SliceCounts
 from .policy import Policy
 from .prefills import EstimatedEnds
 from .queue import WaitingQueue
@@ -164,7 +164,7 @@ class DispatchCore:
         if outcome is Outcome.SUCCESS and call.slice_end_tokens is None:
             appraisal.time(self._policy, job, call, slots, sample)
             if job.long is not None:
-                self._longs.computed(self._policy, job, call, sample)
+                self._longs.computed(self._policy, job, call, sample, now_s)
         self._books.end(job, call)
         appraisal.settle(self._policy, job, outcome, sample)
         if job.state is State.ENDED:
@@ -188,6 +188,7 @@ class DispatchCore:
         """Nothing more is sent there; its running calls end as they end."""
         self._policy.cost.forget(replica_id)
         self._policy.prefills.forget(replica_id)
+        self._longs.forget(replica_id)
         self._books.fleet.remove(replica_id)
 
     def capacity_granted(self, replica_id: str, tokens: int | None, now_s: float) -> None:
@@ -281,6 +282,11 @@ class DispatchCore:
         """What is known of a replica; None: nobody announced it."""
         slots = self._books.replicas.get(replica_id)
         return view_of(self._policy, slots) if slots else None
+
+    @property
+    def slice_counts(self) -> SliceCounts:
+        """What became of long prompts so far."""
+        return self._longs.counts
 
     def queued_by_lane(self) -> dict[Lane, int]:
         return self._books.queued_by_lane()

@@ -7,6 +7,7 @@ lie in the replica's cache and the request goes on nowhere else.
 from dataclasses import dataclass
 
 from .books import Books
+from .estimate.prefill import PrefillTiming
 from .job import Job, RunningCall
 from .lifecycle import Event, State
 from .policy import Policy
@@ -17,6 +18,12 @@ from .types import Effect, Lane, Outcome, Sample, StopCall
 _STOPPED_RATIO = 0.8
 """Of what a closed call is thought to have computed, what is counted on: too little costs a short call, too much a long
 slice."""
+_HIT_RATIO = 0.5
+"""Of what was computed ahead, what has to be found in the cache to have been worth it."""
+_MAX_IN_VAIN = 2
+"""So many requests in a row that found less, and their replica gets whole prompts for a while: it evicts what is
+computed before it can be used."""
+_PAUSE_S = 300.0
 
 
 @dataclass(slots=True)
@@ -27,6 +34,8 @@ class SliceCounts:
     num_stops: int = 0
     num_sliced: int = 0
     """Requests that had at least one slice."""
+    num_in_vain: int = 0
+    """Of those, how many found next to nothing of their slices in the cache."""
 
 
 class LongPrefills:
@@ -35,6 +44,8 @@ class LongPrefills:
     def __init__(self, books: Books) -> None:
         self._books = books
         self._others_came_s = float("-inf")
+        self._in_vain: dict[str, int] = {}  # by replica id: such requests in a row
+        self._paused_until_s: dict[str, float] = {}
         self.counts = SliceCounts()
 
     def came(self, job: Job, now_s: float) -> None:
@@ -45,7 +56,7 @@ class LongPrefills:
     def next_end(self, policy: Policy, job: Job, slots: ReplicaSlots, now_s: float) -> int | None:
         """How far the call goes that is about to begin there; None: whole. Enters the request where it is long."""
         long, block_tokens = job.long, slots.replica.slice_block_tokens
-        if long is None or block_tokens is None:
+        if long is None or block_tokens is None or self.is_paused(slots.replica_id, now_s):
             return None
         self._books.longs[slots.replica.replica_id] = job
         long.since_s = now_s
@@ -63,14 +74,48 @@ class LongPrefills:
         if call.slice_end_tokens is None and self._books.longs.get(call.replica_id) is job:
             del self._books.longs[call.replica_id]
 
-    def computed(self, policy: Policy, job: Job, call: RunningCall, sample: Sample) -> None:
+    def computed(self, policy: Policy, job: Job, call: RunningCall, sample: Sample, now_s: float) -> None:
         """The request ended with an answer: learn from how long its prompt took."""
-        start_tokens = max(job.computed_tokens, sample.cached_tokens or 0)
-        end_tokens = job.request.prompt_tokens
-        if sample.upstream_ttft_s is None or call.ahead_tokens != end_tokens - job.computed_tokens:
-            return
+        end_tokens, ttft_s = job.request.prompt_tokens, sample.upstream_ttft_s
+        if ttft_s is None or call.ahead_tokens != end_tokens - job.computed_tokens:
+            return  # not known, or others' prompts were computed before it
         timing = policy.prefills.of(call.replica_id)
-        timing.add(start_tokens, end_tokens, sample.upstream_ttft_s)
+        if job.long is not None and job.long.num_slices:
+            self._judge(job, call.replica_id, timing, sample.cached_tokens, ttft_s, now_s)
+        else:
+            timing.add(sample.cached_tokens or 0, end_tokens, ttft_s)
+
+    def _judge(
+        self,
+        job: Job,
+        replica_id: str,
+        timing: PrefillTiming,
+        cached_tokens: int | None,
+        ttft_s: float,
+        now_s: float,
+    ) -> None:
+        """Whether the slices were of use: by what the replica says, else by how soon the first token came."""
+        computed, end = job.computed_tokens, job.request.prompt_tokens
+        if cached_tokens is not None:
+            is_hit = cached_tokens >= _HIT_RATIO * computed
+        else:
+            rest_s, saved_s = timing.seconds(computed, end), timing.seconds(0, computed)
+            is_hit = ttft_s <= rest_s + (1.0 - _HIT_RATIO) * saved_s
+        self._in_vain[replica_id] = 0 if is_hit else self._in_vain.get(replica_id, 0) + 1
+        self.counts.num_in_vain += not is_hit
+        if self._in_vain[replica_id] >= _MAX_IN_VAIN:
+            self._in_vain[replica_id] = 0
+            self._paused_until_s[replica_id] = now_s + _PAUSE_S
+
+    def is_paused(self, replica_id: str, now_s: float) -> bool:
+        """Whether slices were in vain there lately, so that long prompts go whole."""
+        until_s = self._paused_until_s.get(replica_id)
+        return until_s is not None and now_s < until_s
+
+    def forget(self, replica_id: str) -> None:
+        """The replica is gone."""
+        self._in_vain.pop(replica_id, None)
+        self._paused_until_s.pop(replica_id, None)
 
     def part_ended(
         self,

@@ -85,6 +85,11 @@ async def test_a_running_prefill_is_stopped_for_others_and_finished_in_slices(
         assert (record.num_slices, record.attempt, record.outcome) == (len(ends), 1, "ok")
         assert {"slice-wait", "prefill"} <= set(record.layers)
         assert record.replica_prompt_tokens == WORDS_PER_PROMPT
+        page = gateway.metrics.render()[0].decode()
+        assert f"tailgate_slices_total {len(ends)}.0" in page
+        assert "tailgate_stopped_prefills_total 1.0" in page
+        assert "tailgate_sliced_requests_total 1.0" in page
+        assert 'tailgate_replica_takes_slices{replica="r1"} 1.0' in page
 
 
 async def test_slices_carry_what_the_cache_depends_on() -> None:

@@ -331,3 +331,44 @@ def test_long_prompts_take_their_turns_in_order_and_each_comes_to_its_end() -> N
             core.call_ended(call.call_id, Outcome.SUCCESS, Sample(), now_s)
         core.check_integrity()
     assert begun == ["a", "b", "c"]
+
+
+def _sliced(core: DispatchCore, name: str, now_s: float, *, cached: int | None, ttft_s: float) -> float:
+    """A request of 2,000 tokens in slices while others come, to its end; the instant of it."""
+    _offer(core, f"other-{name}", now_s)
+    other = only_call(core.poll(now_s))
+    core.first_token(other.call_id, now_s)
+    core.call_ended(other.call_id, Outcome.SUCCESS, Sample(), now_s)
+    _offer(core, name, now_s, prompt_tokens=2000, can_be_sliced=True)
+    while (call := only_call(core.poll(now_s))).slice_end_tokens is not None:
+        now_s += 0.5
+        core.call_ended(call.call_id, Outcome.SUCCESS, Sample(upstream_ttft_s=0.5), now_s)
+    core.first_token(call.call_id, now_s)
+    core.call_ended(call.call_id, Outcome.SUCCESS, Sample(cached_tokens=cached, upstream_ttft_s=ttft_s), now_s + 1.0)
+    return now_s + 1.0
+
+
+@pytest.mark.parametrize(("cached", "ttft_s"), [(0, 0.1), (None, 2.0)], ids=["told", "judged by its first token"])
+def test_slices_that_are_not_found_in_the_cache_end_slicing_for_a_while(cached: int | None, ttft_s: float) -> None:
+    """Twice in a row in vain, as the replica says or as long as the first token took: prompts go whole, then not."""
+    core = _core(slices={"min_prefill_s": 0.01})
+    now_s = _sliced(core, "a", 0.0, cached=cached, ttft_s=ttft_s)
+    now_s = _sliced(core, "b", now_s, cached=cached, ttft_s=ttft_s)
+    assert core.slice_counts.num_in_vain == core.slice_counts.num_sliced == 2
+    sliced = core.slice_counts.num_slices
+    now_s = _sliced(core, "c", now_s, cached=cached, ttft_s=ttft_s)
+    assert core.slice_counts.num_slices == sliced
+    _sliced(core, "d", now_s + 301.0, cached=cached, ttft_s=ttft_s)
+    assert core.slice_counts.num_slices > sliced
+
+
+@pytest.mark.parametrize(("cached", "ttft_s"), [(1900, 2.0), (None, 0.4)], ids=["told", "judged by its first token"])
+def test_slices_that_are_found_go_on(cached: int | None, ttft_s: float) -> None:
+    """One that missed between others that hit changes nothing."""
+    core = _core(slices={"min_prefill_s": 0.01})
+    now_s = 0.0
+    for number in range(6):
+        misses = number % 2 == 1
+        now_s = _sliced(core, f"{number}", now_s, cached=0 if misses else cached, ttft_s=3.0 if misses else ttft_s)
+    assert core.slice_counts.num_sliced == 6
+    assert core.slice_counts.num_in_vain == 3
