@@ -6,7 +6,7 @@ What no code claimed is `other`, and its size is a tested figure.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from policies.types import Lane, Reason
 
@@ -27,6 +27,10 @@ class Layer(StrEnum):
     DECODE = "decode"
     RELAY = "relay"
     OTHER = "other"
+
+
+# For every request: see `policies.types`.
+_CONNECT: Final = Layer.CONNECT
 
 
 class Standing(Protocol):
@@ -119,7 +123,7 @@ class Record:
 
     def begin_attempt(self, now_s: float, replica_id: str, why: str) -> None:
         """A call to a replica begins: enter `connect`, and remember where the attempt began."""
-        self.enter(Layer.CONNECT, now_s)
+        self.enter(_CONNECT, now_s)
         self._attempt_since_s = self._since_s
         self._attempt_layers = dict(self.layers)
         self.attempt += 1

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from policies.types import Reason
 
@@ -42,6 +42,11 @@ from .request_id import RequestIds
 from .sending import Sending
 from .tokens import TokenCount
 from .unpack import unpack
+
+# For every request: see `policies.types`.
+_OTHER: Final = Layer.OTHER
+_QUEUE: Final = Layer.QUEUE
+_TOKENIZE: Final = Layer.TOKENIZE
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +166,7 @@ class Handler:
             self._finished(record)
 
     async def _refuse(self, route: Route, error: GatewayError, record: Record, send: Send) -> None:
-        record.enter(Layer.OTHER, self._clock())
+        record.enter(_OTHER, self._clock())
         record.outcome, record.status = error.outcome, route.errors.status(error)
         if error.reason is not None:
             record.reason = error.reason
@@ -190,7 +195,7 @@ class Handler:
                 content_length=head.content_length, max_bytes=bounds.max_body_bytes, timeout_s=bounds.receive_s
             )
             with client:
-                record.enter(Layer.OTHER, self._clock())
+                record.enter(_OTHER, self._clock())
                 if head.is_packed:
                     body = await unpack(body, bounds.max_body_bytes)
                 fields = route.read(body, raw_headers, bounds.max_json_depth)
@@ -207,7 +212,7 @@ class Handler:
                 if not route.is_light:
                     counted = await self._count(fields, model, serving, record, waits=key.limits_tokens)
                     quota.reserve(record.prompt_tokens or 0, fields.max_output_tokens)
-                record.enter(Layer.QUEUE, self._clock())
+                record.enter(_QUEUE, self._clock())
                 request = self._request(fields, model, feature, len(body), record)
                 sending = Sending(
                     client,
@@ -259,14 +264,14 @@ class Handler:
     async def _count(
         self, fields: RequestFields, model: str, serving: list[Any], record: Record, *, waits: bool
     ) -> TokenCount:
-        record.enter(Layer.TOKENIZE, self._clock())
+        record.enter(_TOKENIZE, self._clock())
         counted = await self._counter.count(fields, model, serving, record.tenant, waits=waits)
         longest_tokens = None
         if counted.source == "local" or counted.exact is not None:
             longest_tokens = longest_prompt_tokens(fields, model, serving)
             counted = await exact_if_too_long(counted, longest_tokens)
         record.prompt_tokens, record.prompt_tokens_source = counted.prompt_tokens, counted.source
-        record.notes[Layer.TOKENIZE] = counted.source
+        record.notes[_TOKENIZE] = counted.source
         check_length(counted, longest_tokens, model)
         return counted
 

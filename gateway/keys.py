@@ -12,11 +12,16 @@ import hmac
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from policies.limits import LimitSpec
 from policies.types import DECLARABLE_LANES, Lane
 
 from .errors import Forbidden, Headers, Unauthorized
+
+# For every request: see `policies.types`.
+_INTERACTIVE: Final = Lane.INTERACTIVE
+_BACKGROUND: Final = Lane.BACKGROUND
 
 PREFIX = "tg-"
 """What made keys begin with, so that scanners for leaked secrets find them."""
@@ -86,8 +91,8 @@ class Key:
                     code="lane_not_allowed",
                 )
             return named
-        wanted = None if priority == 0 else Lane.INTERACTIVE if priority > 0 else Lane.BACKGROUND
-        if lanes is None or wanted in lanes or (wanted is None and Lane.INTERACTIVE in lanes):
+        wanted = None if priority == 0 else _INTERACTIVE if priority > 0 else _BACKGROUND
+        if lanes is None or wanted in lanes or (wanted is None and _INTERACTIVE in lanes):
             return wanted
         return next(lane for lane in DECLARABLE_LANES if lane in lanes)
 

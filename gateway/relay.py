@@ -10,7 +10,7 @@ serves the request sleeps. It wakes when a send has to wait, and until that is o
 
 import asyncio
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import orjson
 
@@ -31,6 +31,11 @@ from .sse_comment import CommentInserter
 from .upstream import Exchange
 from .upstream_errors import UpstreamError
 from .usage import Usage
+
+# For every request: see `policies.types`.
+_PREFILL: Final = Layer.PREFILL
+_RELAY: Final = Layer.RELAY
+_SUCCESS: Final = Outcome.SUCCESS
 
 # A send that takes longer waited for the client, and its time is the client's.
 SLOW_SEND_S = 0.001
@@ -120,7 +125,7 @@ class Relay:
     def request_written(self) -> None:
         """The request is out: until the first token the time is the engine's, unmeasured until it says otherwise."""
         self._dispatched_s = self._clock()
-        self._record.enter(Layer.PREFILL, self._dispatched_s, "est")
+        self._record.enter(_PREFILL, self._dispatched_s, "est")
 
     async def run(self, status: int, headers: Headers) -> None:
         """Send the answer on. Raises ResponseBroken when the replica doesn't finish it."""
@@ -193,16 +198,16 @@ class Relay:
         self._timing = timing = read_engine_timing(headers) if b"server-timing" in first else None
         if timing is not None:
             # The engine sends the head with the first token (or with the whole answer): its own times split the span.
-            record.enter(Layer.DECODE if is_stream else Layer.RELAY, now_s)
-            record.notes.pop(Layer.PREFILL, None)
+            record.enter(Layer.DECODE if is_stream else _RELAY, now_s)
+            record.notes.pop(_PREFILL, None)
             record.cached_tokens = timing.cached_tokens
-            record.reassign(Layer.PREFILL, Layer.ENGINE_QUEUE, timing.queue_s)
+            record.reassign(_PREFILL, Layer.ENGINE_QUEUE, timing.queue_s)
             if timing.decode_s is not None:
-                record.reassign(Layer.PREFILL, Layer.DECODE, timing.decode_s)
+                record.reassign(_PREFILL, Layer.DECODE, timing.decode_s)
             if not is_stream:
                 record.upstream_ttft_s = timing.queue_s + timing.prefill_s
         elif not is_stream:
-            record.enter(Layer.RELAY, now_s)
+            record.enter(_RELAY, now_s)
 
     async def _pass_body(self, status: int) -> None:
         exchange = self._exchange
@@ -277,7 +282,7 @@ class Relay:
         sent_s = self._clock()
         if sent_s - self._unsent_since_s > SLOW_SEND_S:
             layer = self._record.layer
-            self._record.enter(Layer.RELAY, self._unsent_since_s)
+            self._record.enter(_RELAY, self._unsent_since_s)
             self._record.enter(layer, sent_s)
         self._note_first_sent()
 
@@ -314,14 +319,14 @@ class Relay:
         if self._kept is not None:
             self.usage = self._api.usage_of_whole(self._headers, b"".join(self._kept))
         self._learn_usage()
-        outcome = Outcome.SUCCESS
+        outcome = _SUCCESS
         if status >= 500 or status == 429 or (scanner is not None and scanner.has_error):
             outcome, record.outcome = Outcome.DROPPED, "failed"
         elif status >= 400:
             outcome, record.outcome = Outcome.IGNORED, "bad-request"
         self._place.end_call(outcome, self._sample())
         self._exchange.close()
-        record.enter(Layer.RELAY, self._clock())
+        record.enter(_RELAY, self._clock())
 
     def _learn_usage(self) -> None:
         record, scanner = self._record, self._scanner
@@ -333,11 +338,11 @@ class Relay:
             record.replica_prompt_tokens = usage.prompt_tokens
             if usage.cached_tokens is not None:
                 record.cached_tokens = usage.cached_tokens
-            if self._timing is None and usage.queue_s is not None and Layer.PREFILL in record.notes:
-                del record.notes[Layer.PREFILL]
-                record.reassign(Layer.PREFILL, Layer.ENGINE_QUEUE, usage.queue_s)
+            if self._timing is None and usage.queue_s is not None and _PREFILL in record.notes:
+                del record.notes[_PREFILL]
+                record.reassign(_PREFILL, Layer.ENGINE_QUEUE, usage.queue_s)
                 if scanner is None and usage.prefill_s is not None:
-                    record.reassign(Layer.PREFILL, Layer.DECODE, record.layers[Layer.PREFILL] - usage.prefill_s)
+                    record.reassign(_PREFILL, Layer.DECODE, record.layers[_PREFILL] - usage.prefill_s)
         self._count_output()
         if self._first_s is not None and record.output_tokens is not None and record.output_tokens > 1:
             record.tpot_s = (self._last_s - self._first_s) / (record.output_tokens - 1)

@@ -1,5 +1,7 @@
 """What a request is expected to cost and where that puts it; what it did cost, and what is learned from that."""
 
+from typing import Final
+
 from . import objectives
 from .estimate.timing import CallTiming
 from .job import Job, RunningCall
@@ -8,6 +10,10 @@ from .lifecycle import State
 from .policy import Policy
 from .slots import ReplicaSlots
 from .types import Outcome, Sample
+
+# For every request: see `policies.types`.
+_DROPPED: Final = Outcome.DROPPED
+_SUCCESS: Final = Outcome.SUCCESS
 
 
 def estimate(policy: Policy, job: Job) -> None:
@@ -62,12 +68,12 @@ def order(policy: Policy, job: Job) -> None:
 def time(policy: Policy, job: Job, call: RunningCall, slots: ReplicaSlots, sample: Sample) -> None:
     """Learn how fast its replica is, from a call that ends now and still holds its slot."""
     timing = CallTiming(
-        computed_tokens=call.ahead_tokens - (sample.cached_tokens or 0),
-        batch=(call.num_beside + len(slots.calls)) / 2,
-        ttft_s=sample.upstream_ttft_s,
-        tpot_s=sample.tpot_s if job.request.num_choices == 1 else None,  # several choices make several tokens a step
-        num_steps=(sample.output_tokens or 1) - 1,
-        beside_tokens=slots.computed_tokens - call.computed_before_tokens,
+        call.ahead_tokens - (sample.cached_tokens or 0),
+        (call.num_beside + len(slots.calls)) / 2,
+        sample.upstream_ttft_s,
+        sample.tpot_s if job.request.num_choices == 1 else None,  # several choices make several tokens a step
+        (sample.output_tokens or 1) - 1,
+        slots.computed_tokens - call.computed_before_tokens,
     )
     policy.cost.learn(call.replica_id, timing)
 
@@ -75,8 +81,8 @@ def time(policy: Policy, job: Job, call: RunningCall, slots: ReplicaSlots, sampl
 def settle(policy: Policy, job: Job, outcome: Outcome, sample: Sample) -> None:
     """Learn from what the request really cost, and correct what its lane was charged."""
     request = job.request
-    actual_s = 0.0 if outcome is Outcome.DROPPED else job.charged_s
-    if outcome is Outcome.SUCCESS and sample.output_tokens is not None:
+    actual_s = 0.0 if outcome is _DROPPED else job.charged_s
+    if outcome is _SUCCESS and sample.output_tokens is not None:
         policy.output.learn(request, sample.output_tokens)
         if sample.output_tokens > job.output_tokens:
             policy.turns.flows.charge(job.flow, 0, sample.output_tokens - job.output_tokens)

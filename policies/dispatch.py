@@ -10,6 +10,7 @@ A request is offered, waits, and is dispatched as one or more calls. A call hold
 
 from collections.abc import Collection
 from functools import partial
+from typing import Final
 
 from . import appraisal, entrance
 from .absence import Absence
@@ -38,6 +39,19 @@ from .types import (
     Sample,
 )
 from .verdict import Admitted, Rejected, admitted
+
+# For every request: see `policies.types`.
+_DROPPED: Final = Outcome.DROPPED
+_SUCCESS: Final = Outcome.SUCCESS
+_IGNORED: Final = Outcome.IGNORED
+_WAITING: Final = State.WAITING
+_STOPPING: Final = State.STOPPING
+_PARKED: Final = State.PARKED
+_ENDED: Final = State.ENDED
+_CALL_DONE: Final = Event.CALL_DONE
+_DISPATCH: Final = Event.DISPATCH
+_LANE: Final = Reason.LANE
+_CAPACITY: Final = Reason.CAPACITY
 
 REFIT_EVERY_S = 60.0
 """How often orderings are fitted to the traffic."""
@@ -92,7 +106,7 @@ class DispatchCore:
         job = self._books.jobs.get(request.request_id)
         if job is None:
             return None
-        if job.state is not State.WAITING:
+        if job.state is not _WAITING:
             job.request = request
             job.computed_tokens = min(job.computed_tokens, request.prompt_tokens)
             appraisal.estimate(self._policy, job)
@@ -117,12 +131,12 @@ class DispatchCore:
         job = self._books.jobs.get(request_id)
         if job is None:
             return
-        if job.state is State.WAITING:
+        if job.state is _WAITING:
             self._leave_queue(job)
-        elif job.state is State.PARKED:
+        elif job.state is _PARKED:
             self._books.unpark(job)
         job.move(Event.CANCEL)
-        if job.state is State.ENDED:
+        if job.state is _ENDED:
             del self._books.jobs[request_id]
 
     def first_token(self, call_id: int, now_s: float) -> None:
@@ -149,25 +163,25 @@ class DispatchCore:
         `cancel`.
         """
         job, call = self._books.running(call_id)
-        was_stopping = job.state is State.STOPPING
-        if outcome is Outcome.DROPPED:
+        was_stopping = job.state is _STOPPING
+        if outcome is _DROPPED:
             event = Event.CALL_DROPPED
-        elif call.slice_end_tokens is not None or (was_stopping and outcome is Outcome.IGNORED):
+        elif call.slice_end_tokens is not None or (was_stopping and outcome is _IGNORED):
             event = Event.CALL_PART_DONE
         else:
-            event = Event.CALL_DONE
+            event = _CALL_DONE
         job.move(event)
         slots = self._books.replicas[call.replica_id]
-        if job.state is State.PARKED:
+        if job.state is _PARKED:
             self._longs.part_ended(self._policy, job, call, outcome, sample, was_stopping=was_stopping, now_s=now_s)
             return
-        if outcome is Outcome.SUCCESS and call.slice_end_tokens is None:
+        if outcome is _SUCCESS and call.slice_end_tokens is None:
             appraisal.time(self._policy, job, call, slots, sample)
             if job.long is not None:
                 self._longs.computed(self._policy, job, call, sample, now_s)
         self._books.end(job, call)
         appraisal.settle(self._policy, job, outcome, sample)
-        if job.state is State.ENDED:
+        if job.state is _ENDED:
             del self._books.jobs[job.request.request_id]
 
     def requeue(self, request_id: str, exclude: Collection[str], now_s: float) -> None:
@@ -225,11 +239,13 @@ class DispatchCore:
         else:
             selection = self._selection
             self._evict_late(now_s, effects)
-            self._evict_unservable(now_s, effects)
+            if self._absence.is_noted:  # before anybody goes, so that what held it back is known
+                self._evict_unservable(now_s, effects)
             self._prefill_ends.end_due(now_s, self._books)
             while queue.num_requests and (choice := selection.next(now_s)):
                 effects.append(self._dispatch(*choice, now_s))
             if queue.num_requests:
+                self._evict_unservable(now_s, effects)
                 selection.want_capacity(effects)
         if self._books.longs:
             self._go_on(now_s, effects)
@@ -377,17 +393,17 @@ class DispatchCore:
         prefill_tokens = (slice_end_tokens or request.prompt_tokens) - job.computed_tokens
         self._num_calls += 1
         call = RunningCall(
-            call_id=self._num_calls,
-            replica_id=replica_id,
-            slot_tokens=job.slot_tokens,
-            prefill_tokens=prefill_tokens,
-            slice_end_tokens=slice_end_tokens,
-            ahead_tokens=slots.prefill_tokens + prefill_tokens,
-            num_beside=len(slots.calls) + 1,
+            self._num_calls,
+            replica_id,
+            job.slot_tokens,
+            prefill_tokens,
+            slice_end_tokens,
+            slots.prefill_tokens + prefill_tokens,
+            len(slots.calls) + 1,
         )
         if not request.streams:
             self._prefill_ends.expect(call, now_s + policy.cost.prefill_s(replica_id, call.ahead_tokens))
-        job.move(Event.DISPATCH)
+        job.move(_DISPATCH)
         self._books.start(job, call)
         return Call(call.call_id, request, replica_id, slice_end_tokens, job.lane, why, waited_for)
 
@@ -397,4 +413,4 @@ class DispatchCore:
         if self._absence.held_back(job.pool, job.request.arrival_s):
             return Reason.NO_REPLICA
         passed = job.request.arrival_s < self._latest_arrival_dispatched_s
-        return Reason.LANE if passed else Reason.CAPACITY
+        return _LANE if passed else _CAPACITY

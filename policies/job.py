@@ -2,13 +2,17 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from .fairness.flows import FlowKey
 from .fairness.port import LaneTurns
 from .lifecycle import Event, State, after
 from .shedding.port import ADMIT, Ruling
 from .types import Lane, RequestLike
+
+# For every request: see `policies.types`.
+_WAITING: Final = State.WAITING
+_STANDARD: Final = Lane.STANDARD
 
 
 class PoolKey(NamedTuple):
@@ -78,10 +82,10 @@ class Job:
     def __init__(self, request: RequestLike, seq: int) -> None:
         self.request = request
         self.seq = seq
-        self.state = State.WAITING
+        self.state = _WAITING
         self.ticket = 0  # which of its entries in the queue's heaps is the live one
         self.flow: FlowKey = ("", "")
-        self.lane = self.own_lane = Lane.STANDARD  # the second: by size or declaration, whatever overload makes of it
+        self.lane = self.own_lane = _STANDARD  # the second: by size or declaration, whatever overload makes of it
         self.lane_why = ""
         self.ruling: Ruling = ADMIT  # what is to become of it under overload
         self.cost_s = 0.0

@@ -1,9 +1,12 @@
 """Which lane a request is in: a bucket of its weighted token budget, or the one its caller declared."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from .estimate.window import RecentQuantiles
 from .types import Lane, RequestLike
+
+# For every request: see `policies.types`.
+_INTERACTIVE: Final = Lane.INTERACTIVE
 
 
 class LaneDecision(NamedTuple):
@@ -64,7 +67,7 @@ class BudgetLanes:
         declared = request.declared_lane
         if declared is None:
             return by_size
-        if declared is not Lane.INTERACTIVE or by_size.lane is Lane.INTERACTIVE:
+        if declared is not _INTERACTIVE or by_size.lane is _INTERACTIVE:
             return LaneDecision(declared, "declared")
         limit = self._declared_max_factor * self.cuts()[1]
         if by_size.lane is Lane.OVERLONG or budget_tokens > limit:
@@ -81,7 +84,7 @@ class BudgetLanes:
         """Called once for each request that joins the queue; moves the learned cuts and the shares."""
         self._budgets.add(budget_tokens)
         self._all_work = self._all_work * self._decay + budget_tokens
-        declared = request.declared_lane is Lane.INTERACTIVE and decision.lane is Lane.INTERACTIVE
+        declared = request.declared_lane is _INTERACTIVE and decision.lane is _INTERACTIVE
         self._declared_work = self._declared_work * self._decay + (budget_tokens if declared else 0.0)
 
     def _by_size(self, request: RequestLike, budget_tokens: float) -> LaneDecision:
@@ -89,7 +92,7 @@ class BudgetLanes:
             return LaneDecision(Lane.OVERLONG, f"prompt over {self._overlong_prompt_tokens} tokens")
         interactive, standard = self.cuts()
         if budget_tokens <= interactive:
-            return LaneDecision(Lane.INTERACTIVE, f"budget {round(budget_tokens)} of at most {round(interactive)}")
+            return LaneDecision(_INTERACTIVE, f"budget {round(budget_tokens)} of at most {round(interactive)}")
         if budget_tokens <= standard:
             return LaneDecision(Lane.STANDARD, f"budget {round(budget_tokens)} of at most {round(standard)}")
         return LaneDecision(Lane.LONG, f"budget {round(budget_tokens)} over {round(standard)}")

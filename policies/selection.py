@@ -1,6 +1,7 @@
 """Which waiting request goes next, and where it can go."""
 
 from collections.abc import Iterator, Set
+from typing import Final
 
 from .fairness.flows import FlowKey
 from .fleet import Fleet
@@ -11,8 +12,11 @@ from .queue import WaitingQueue
 from .slots import ReplicaSlots
 from .types import Effect, Lane, WantCapacity
 
+# For every request: see `policies.types`.
+_BACKGROUND: Final = Lane.BACKGROUND
+
 _NONE: frozenset[str] = frozenset()
-_TURN_LANES = tuple(lane for lane in Lane if lane is not Lane.BACKGROUND)
+_TURN_LANES = tuple(lane for lane in Lane if lane is not _BACKGROUND)
 
 
 class Selection:
@@ -31,7 +35,7 @@ class Selection:
             job = choice[0]
             if (lateness := self._policy.ordering.lateness) is not None:
                 self._queue.late.went(job, lateness.share)
-            if job.lane is not Lane.BACKGROUND:
+            if job.lane is not _BACKGROUND:
                 self._policy.background.others_went(job.cost_s)
         return choice
 
@@ -93,7 +97,7 @@ class Selection:
 
     def _postpone(self, flow: FlowKey, now_s: float) -> None:
         """Whoever comes first in a lane of this flow and can't be in time any more goes behind the others."""
-        for lane in [lane for lane in self._queue.lanes(flow) if lane is not Lane.BACKGROUND]:
+        for lane in [lane for lane in self._queue.lanes(flow) if lane is not _BACKGROUND]:
             while late := [job for job in self._queue.heads(flow, lane) if job.start_by_s < now_s and not job.is_late]:
                 for job in late:
                     self._queue.postpone(job)
@@ -103,14 +107,14 @@ class Selection:
         room = self.with_room(job)
         if not room:
             return None
-        if job.lane is not Lane.BACKGROUND and now_s - job.request.arrival_s < self._policy.max_wait_s:
+        if job.lane is not _BACKGROUND and now_s - job.request.arrival_s < self._policy.max_wait_s:
             self._policy.turns.lanes(job.flow).next_lane({job.lane: (job.key, job.cost_s)})
         return job, room
 
     def _overdue_background(self, now_s: float) -> list[Job]:
         """The first of each pool, of background work, where they have waited too long; oldest first."""
         background = self._policy.background
-        if not (self._queue.num_in_lane(Lane.BACKGROUND) and background.may_claim):
+        if not (self._queue.num_in_lane(_BACKGROUND) and background.may_claim):
             return []
         oldest = self._queue.oldest_background()
         return [job for job in oldest if now_s - job.request.arrival_s >= background.max_wait_s]
@@ -123,11 +127,11 @@ class Selection:
 
     def _idle_capacity(self, reserved: set[str]) -> tuple[Job, Room] | None:
         """Background work runs where nobody else waits."""
-        if not self._queue.num_in_lane(Lane.BACKGROUND):
+        if not self._queue.num_in_lane(_BACKGROUND):
             return None
         closed = reserved | self._wanted()
         for flow in self._policy.turns.flows.in_order(self._queue.flows()):
-            for job in self._queue.heads(flow, Lane.BACKGROUND):
+            for job in self._queue.heads(flow, _BACKGROUND):
                 if room := self.with_room(job, closed):
                     return job, room
         return None

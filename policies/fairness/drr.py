@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from ..types import Lane
 
 ROUND = (Lane.INTERACTIVE, Lane.STANDARD, Lane.LONG, Lane.OVERLONG)
+_PLACES = {lane: place for place, lane in enumerate(ROUND)}
 
 
 class DeficitRoundRobin:
@@ -29,7 +30,11 @@ class DeficitRoundRobin:
         current = ROUND[self._turn]
         if current in heads and self._deficit_s[current] >= heads[current][1]:
             return current
-        backlogged = [lane for lane in ROUND if lane in heads] if len(heads) > 1 else list(heads)
+        if len(heads) == 1:
+            ((lane, (_, cost_s)),) = heads.items()
+            self._go_round_to(lane, cost_s)
+            return lane
+        backlogged = [lane for lane in ROUND if lane in heads]
         # Whole rounds in which nobody can be served are skipped at once, so that a quantum far below a request's
         # cost (or a large debt) makes nothing slow.
         short_rounds = min(
@@ -45,6 +50,13 @@ class DeficitRoundRobin:
                 self._deficit_s[lane] += self._quanta_s[lane]
                 if self._deficit_s[lane] >= heads[lane][1]:
                     return lane
+
+    def _go_round_to(self, lane: Lane, cost_s: float) -> None:
+        """As many rounds as it takes, in which nobody else is."""
+        quantum_s = self._quanta_s[lane]
+        num_rounds = math.ceil((cost_s - self._deficit_s[lane]) / quantum_s)
+        self._deficit_s[lane] += quantum_s * num_rounds if num_rounds > 1 else quantum_s
+        self._turn = _PLACES[lane]
 
     def charge(self, lane: Lane, cost_s: float) -> None:
         if lane in self._deficit_s:  # background earns nothing and owes nothing
