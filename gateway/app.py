@@ -39,6 +39,7 @@ from .timing_ring import TimingRing
 from .tokens import TokenCounter, make_pool
 from .unanswered import UnansweredCalls
 from .upstream import Upstream, Upstreams
+from .upstream_transport import UpstreamTransport
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class Gateway:
         self.config = config
         self._owns_http = http is None
         # Probes and /tokenize go straight to the replicas, whatever proxies the environment names.
-        self._http = http if http is not None else httpx.AsyncClient(trust_env=False)
+        self._http = http if http is not None else httpx.AsyncClient(transport=UpstreamTransport(), trust_env=False)
         self.core = DispatchCore(build_policy(config.policy.spec()))
         self._capacity = MemoryCapacity()
         self.dispatcher = Dispatcher(self.core, clock=clock, capacity=self._capacity)

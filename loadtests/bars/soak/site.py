@@ -2,12 +2,14 @@
 
 import asyncio
 import random
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -30,11 +32,17 @@ _LIMITS: dict[str, tuple[str, ...]] = {
 }
 _START_LIMIT_S = 60.0
 _STOP_LIMIT_S = 8.0
+_RELOAD_LIMIT_S = 20.0
+_PROBE_S, _PROBE_LIMIT_S = 1.0, 1.0
+_SELDOM_S = 3600.0
+_FORGOTTEN_S = 6.0
+"""Longer than the gateway keeps idle connections."""
+_WAS_READ = "the configuration was read again"
 
 
 @dataclass(slots=True)
 class Site:
-    """What runs. `stop` ends the gateway and says whether that went as it should."""
+    """What runs. `config` is the gateway's; whoever holds `deaths` keeps the replicas alive."""
 
     port: int
     admin_url: str
@@ -42,6 +50,8 @@ class Site:
     replica_ports: tuple[int, ...]
     keys: dict[str, str]
     folder: Path
+    config: dict[str, Any] = field(default_factory=dict)
+    deaths: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def access_log(self) -> Path:
@@ -53,6 +63,31 @@ class Site:
 
     def journals(self) -> list[Path]:
         return [self.folder / f"{name}.journal" for name in REPLICAS]
+
+    @asynccontextmanager
+    async def quiet(self) -> AsyncIterator[None]:
+        """No replica dies, the gateway asks none of them anything, and has closed the connections it did so over."""
+        async with self.deaths:
+            await self._probe_every(_SELDOM_S)
+            await asyncio.sleep(_FORGOTTEN_S)
+            yield
+            await self._probe_every(_PROBE_S)
+
+    async def _probe_every(self, interval_s: float) -> None:
+        """Raises TargetError where the gateway doesn't take it."""
+        self.config["probes"]["interval_s"] = interval_s
+        _write(self.folder, self.config)
+        wanted = self._num_reloads() + 1
+        self.gateway.send_signal(signal.SIGHUP)
+        try:
+            async with asyncio.timeout(_RELOAD_LIMIT_S):
+                while self._num_reloads() < wanted:  # noqa: ASYNC110 - another process does it
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise TargetError("the gateway did not read its configuration again") from None
+
+    def _num_reloads(self) -> int:
+        return self.gateway_log.read_text(encoding="utf-8", errors="replace").count(_WAS_READ)
 
     async def stop(self) -> bool:
         """SIGTERM: with nothing being served the gateway ends at once, whatever the grace is."""
@@ -77,18 +112,25 @@ async def site(seed: str, *, num_remembered: int) -> AsyncIterator[Site]:
             await member.start()
         port, admin_port = free_port(), free_port()
         config = _config(ports, port, admin_port, num_remembered)
-        path = folder / "gateway.yaml"
-        path.write_text(yaml.safe_dump(config), encoding="utf-8")
+        path = _write(folder, config)
         log_path, admin_url = folder / "gateway.log", f"http://127.0.0.1:{admin_port}"
         command = [script("tailgate"), "serve", "--config", str(path)]
         process = await stack.enter_async_context(running(command, log_path))
         await wait_until_ready(f"{admin_url}/readyz", process, log_path, _START_LIMIT_S)
-        dying = asyncio.create_task(_die_and_come_back(fleet, random.Random(f"{seed}/deaths")))
+        where = Site(port, admin_url, process, ports, keys, folder, config)
+        dying = asyncio.create_task(_die_and_come_back(fleet, random.Random(f"{seed}/deaths"), where.deaths))
         stack.push_async_callback(_cancel, dying)
-        yield Site(port, admin_url, process, ports, keys, folder)
+        yield where
 
 
-def _config(ports: tuple[int, ...], port: int, admin_port: int, num_remembered: int) -> dict[str, object]:
+def _write(folder: Path, config: dict[str, Any]) -> Path:
+    """The file that the gateway reads."""
+    path = folder / "gateway.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path
+
+
+def _config(ports: tuple[int, ...], port: int, admin_port: int, num_remembered: int) -> dict[str, Any]:
     also = ["detokenize", "count-tokens"]
     return {
         "listen": {"host": "127.0.0.1", "port": port},
@@ -116,9 +158,10 @@ def _config(ports: tuple[int, ...], port: int, admin_port: int, num_remembered: 
             "send_s": 6.0,
         },
         "limits": {"max_body_bytes": MAX_BODY_BYTES},
-        "probes": {"interval_s": 1.0, "timeout_s": 1.0},
+        "probes": {"interval_s": _PROBE_S, "timeout_s": _PROBE_LIMIT_S},
         "timing_ring": num_remembered,
-        "log": {"level": "warning", "access": "access.jsonl"},
+        # At this level it says when it has read its configuration again.
+        "log": {"level": "info", "access": "access.jsonl"},
     }
 
 
@@ -159,13 +202,14 @@ class _Member:
             await process.wait()
 
 
-async def _die_and_come_back(fleet: list[_Member], rng: random.Random) -> None:
+async def _die_and_come_back(fleet: list[_Member], rng: random.Random, deaths: asyncio.Lock) -> None:
     while True:
         await asyncio.sleep(rng.uniform(8.0, 20.0))
-        member = rng.choice(fleet)
-        await member.stop()
-        await asyncio.sleep(rng.uniform(0.2, 2.5))
-        await member.start()
+        async with deaths:
+            member = rng.choice(fleet)
+            await member.stop()
+            await asyncio.sleep(rng.uniform(0.2, 2.5))
+            await member.start()
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:
