@@ -1,9 +1,8 @@
 """A simulated replica: an engine's step loop, with the composers of `policies.batching` inside."""
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
 
 from policies.batching import Chunked, Composer, PolicyError, PrefillFirst, check_plan, fcfs
 from policies.types import Call, StepPlan
@@ -11,28 +10,10 @@ from policies.types import Call, StepPlan
 from .events import Action, EventQueue, Phase
 from .kv import KvPool
 from .model import ReplicaModel
+from .progress import PROGRESS_EVERY_TOKENS, Listener, tell_of_progress
 from .request import SimRequest
 from .sequence import SimSequence
 from .steps import Rows, Run, decode_ends_s, mixed_end_s, num_equal_steps
-
-PROGRESS_EVERY_TOKENS = 16
-"""As the gateway: it tells the core of a call's output in such steps."""
-
-
-class Listener(Protocol):
-    """The gateway's side of the connection; instants are when it hears."""
-
-    def progressed(self, sequence: SimSequence, output_tokens: int, now_s: float) -> None:
-        """Every 16 tokens, and at the first one."""
-        ...
-
-    def ended(self, sequence: SimSequence, now_s: float) -> None:
-        """The whole answer has come."""
-        ...
-
-    def failed(self, call: Call, now_s: float) -> None:
-        """The replica refused the call or broke off."""
-        ...
 
 
 class SimReplica:
@@ -177,7 +158,7 @@ class SimReplica:
         self._run_began_s = now_s
         self._schedule_end(self._run)
         if is_decode:
-            self._schedule_progress(self._run)
+            tell_of_progress(self._run, self.listeners, self._tell)
 
     def _schedule_end(self, run: Run) -> None:
         end_s = run.ends_s[-1]
@@ -287,38 +268,6 @@ class SimReplica:
             sequence.stop()
             del self._by_call[sequence.gateway_index, sequence.call.call_id]
             self._tell(now_s, partial(listener.ended, sequence))
-
-    def _schedule_progress(self, run: Run) -> None:
-        """What gateways hear of the steps before the last: one event a step at which somebody's count is due."""
-        due: dict[int, list[tuple[SimSequence, int]]] = {}
-        for sequence, _ in run.rows:
-            output_tokens = sequence.output_tokens
-            first = PROGRESS_EVERY_TOKENS - output_tokens % PROGRESS_EVERY_TOKENS
-            due.setdefault(first, []).append((sequence, output_tokens))
-        offsets = sorted(due)
-        steps = (base + offset for base in range(0, len(run.ends_s), PROGRESS_EVERY_TOKENS) for offset in offsets)
-        self._next_progress(run, due, steps)
-
-    def _next_progress(self, run: Run, due: dict[int, list[tuple[SimSequence, int]]], steps: Iterator[int]) -> None:
-        step = next(steps, None)
-        if step is not None and step < len(run.ends_s):
-            self._tell(run.ends_s[step - 1], partial(self._tell_progress, run, due, steps, step))
-
-    def _tell_progress(
-        self,
-        run: Run,
-        due: dict[int, list[tuple[SimSequence, int]]],
-        steps: Iterator[int],
-        step: int,
-        now_s: float,
-    ) -> None:
-        if step >= len(run.ends_s):
-            return  # cut short: the last step speaks for itself
-        offset = (step - 1) % PROGRESS_EVERY_TOKENS + 1
-        for sequence, output_tokens in due[offset]:
-            if not sequence.is_aborted:
-                self.listeners[sequence.gateway_index].progressed(sequence, output_tokens + step, now_s)
-        self._next_progress(run, due, steps)
 
     def _tell(self, now_s: float, action: Action) -> None:
         """Is heard by a gateway a network's delay later."""
