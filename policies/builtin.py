@@ -134,7 +134,7 @@ SHEDDINGS: Registry[Shedding] = Registry(
             Ladder,
             {
                 "step_s": Option(5.0, "seconds of waiting work that are a step up the ladder", above=0.0),
-                "interactive_step_s": Option(0.1, "the same, of the interactive lane's part alone", above=0.0),
+                "interactive_step_s": Option(0.07, "the same, of the interactive lane's part alone", above=0.0),
                 "defer_s": Option(10.0, "what is deferred is ordered as if it had come so much later", above=0.0),
                 "max_background_s": Option(3.0, "while so much background work waits, none is added", above=0.0),
             },

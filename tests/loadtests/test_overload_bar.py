@@ -1,9 +1,11 @@
 """What the overload bar reads from the outcomes of a simulation."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from loadtests.bars.overload import BOUNDS, NAMES, PHASES, Scene, judged, recovery
+from loadtests.bars.overload import BOUNDS, NAMES, PHASES, Scene, bars_of, found, recovery
 from loadtests.sim.gateway import RequestOutcome
 from loadtests.sim.models import load_model
 from loadtests.sim.request import SimRequest
@@ -41,7 +43,9 @@ def test_what_is_shed_or_late_is_no_goodput() -> None:
     ]
     others = [_outcome(30, 250.0, wait_s=None), _outcome(31, 900.0, wait_s=0.1, group="declared")]
     outcomes = [*_before(), *declared, *others, _outcome(32, END_S - 1.0, wait_s=2.0)]
-    bars = {bar.name: bar for bar in judged(_scene(outcomes, 1.0), outcomes)}
+    run = found(_scene(outcomes, 1.0), outcomes)
+    assert (run.goodput, run.others_served) == (0.5, 0.5)
+    bars = {bar.name: bar for bar in bars_of([run, replace(run, goodput=1.0), replace(run, goodput=0.4)])}
     assert list(bars) == list(NAMES)
     assert bars[NAMES[0]].value == 0.5
     assert not bars[NAMES[0]].holds
@@ -50,11 +54,16 @@ def test_what_is_shed_or_late_is_no_goodput() -> None:
     assert bars[NAMES[3]].value == 80 / BOUNDS["max_bytes"]
 
 
-@pytest.mark.parametrize(("late_s", "lane", "recovered_s"), [(44.0, Lane.LONG, 50.0), (44.0, Lane.BACKGROUND, 0.0)])
+@pytest.mark.parametrize(
+    ("late_s", "lane", "recovered_s"), [(44.0, Lane.LONG, 45.0), (44.0, Lane.BACKGROUND, 0.0), (14.0, Lane.LONG, 15.0)]
+)
 def test_recovery(late_s: float, lane: Lane, recovered_s: float) -> None:
-    """The last window with waits above normal ends it, what has no turns left out; the drain is of what was left."""
+    """It ends with the first half minute whose waits are normal, what has no turns left out; the drain is of what was
+    left."""
     left = [_outcome(20 + index, END_S - 1.0, wait_s=60.0, lane=Lane.BACKGROUND) for index in range(3)]
-    outcomes = [*_before(), *left, _outcome(23, END_S + late_s, wait_s=1.0, lane=lane)]
+    slow_s = END_S + np.arange(0.0, late_s + 0.5)
+    slow = [_outcome(23 + index, at_s, wait_s=1.0, lane=lane) for index, at_s in enumerate(slow_s.tolist())]
+    outcomes = [*_before(), *left, *slow]
     found_s, drain_s = recovery(_scene(outcomes, 2.0), outcomes)
     assert found_s == recovered_s
     assert drain_s == pytest.approx(3 * 2.0 / 0.3)
