@@ -171,6 +171,7 @@ def _shown(replica: Replica, view: ReplicaView | None) -> dict[str, Any]:
     if view is not None:
         shown["in_flight_tokens"] = view.in_flight_tokens
         shown["in_flight_tokens_cap"] = view.cap_tokens
+        shown["in_flight_tokens_cap_reason"] = view.cap_reason
         shown["kv_capacity_tokens"] = view.kv_capacity_tokens
     return shown
 

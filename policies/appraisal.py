@@ -3,6 +3,7 @@
 from typing import Final
 
 from . import objectives
+from .admission.port import Answered
 from .estimate.timing import CallTiming
 from .job import Job, RunningCall
 from .lanes import LaneDecision
@@ -65,7 +66,7 @@ def order(policy: Policy, job: Job) -> None:
     job.key = policy.ordering.key(arrival_s=arrival_s, cost_s=job.cost_s, due_s=due_s + job.ruling.defer_s)
 
 
-def time(policy: Policy, job: Job, call: RunningCall, slots: ReplicaSlots, sample: Sample) -> None:
+def time(policy: Policy, job: Job, call: RunningCall, slots: ReplicaSlots, sample: Sample, now_s: float) -> None:
     """Learn how fast its replica is, from a call that ends now and still holds its slot."""
     timing = CallTiming(
         call.ahead_tokens - (sample.cached_tokens or 0),
@@ -76,6 +77,16 @@ def time(policy: Policy, job: Job, call: RunningCall, slots: ReplicaSlots, sampl
         slots.computed_tokens - call.computed_before_tokens,
     )
     policy.cost.learn(call.replica_id, timing)
+    policy.admission.answered(
+        slots.replica, Answered(timing, call.slot_tokens, slots.in_flight_tokens, call.began_s, now_s)
+    )
+
+
+def forget(policy: Policy, replica_id: str) -> None:
+    """The replica is gone, and what was learned of it."""
+    policy.cost.forget(replica_id)
+    policy.admission.forget(replica_id)
+    policy.prefills.forget(replica_id)
 
 
 def settle(policy: Policy, job: Job, outcome: Outcome, sample: Sample) -> None:

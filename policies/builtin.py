@@ -1,6 +1,7 @@
 """Every policy part there is. A new one is a file in its folder and a line here."""
 
 from .admission.fixed import FixedCaps
+from .admission.gradient import GradientCaps
 from .admission.port import Admission
 from .estimate.cost import CostModel
 from .estimate.output import OutputQuantiles
@@ -107,6 +108,10 @@ TURNS: Registry[LaneTurns] = Registry(
     ],
 )
 
+_PREFILL_TOKENS = Option(
+    8192, "prompt tokens awaiting their first token at which no call starts", at_least=1, whole=True
+)
+
 ADMISSIONS: Registry[Admission] = Registry(
     "admission",
     [
@@ -117,9 +122,19 @@ ADMISSIONS: Registry[Admission] = Registry(
                 "in_flight_tokens": Option(
                     32768, "prompt + predicted output tokens in flight on a replica", at_least=1, whole=True
                 ),
-                "prefill_tokens": Option(
-                    8192, "prompt tokens awaiting their first token at which no call starts", at_least=1, whole=True
+                "prefill_tokens": _PREFILL_TOKENS,
+            },
+        ),
+        Part(
+            "gradient",
+            GradientCaps,
+            {
+                "in_flight_tokens": Option(
+                    262_144, "where the cap begins with a replica that tells no capacity", at_least=1, whole=True
                 ),
+                "min_tokens": Option(4096, "the lowest cap", at_least=1, whole=True),
+                "tolerance": Option(2.5, "times as long as unloaded that calls may take", above=1.0),
+                "prefill_tokens": _PREFILL_TOKENS,
             },
         ),
     ],

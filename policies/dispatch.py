@@ -176,7 +176,7 @@ class DispatchCore:
             self._longs.part_ended(self._policy, job, call, outcome, sample, was_stopping=was_stopping, now_s=now_s)
             return
         if outcome is _SUCCESS and call.slice_end_tokens is None:
-            appraisal.time(self._policy, job, call, slots, sample)
+            appraisal.time(self._policy, job, call, slots, sample, now_s)
             if job.long is not None:
                 self._longs.computed(self._policy, job, call, sample, now_s)
         self._books.end(job, call)
@@ -200,8 +200,7 @@ class DispatchCore:
 
     def replica_removed(self, replica_id: str, now_s: float) -> None:
         """Nothing more is sent there; its running calls end as they end."""
-        self._policy.cost.forget(replica_id)
-        self._policy.prefills.forget(replica_id)
+        appraisal.forget(self._policy, replica_id)
         self._longs.forget(replica_id)
         self._books.fleet.remove(replica_id)
 
@@ -400,6 +399,7 @@ class DispatchCore:
             slice_end_tokens,
             slots.prefill_tokens + prefill_tokens,
             len(slots.calls) + 1,
+            now_s,
         )
         if not request.streams:
             self._prefill_ends.expect(call, now_s + policy.cost.prefill_s(replica_id, call.ahead_tokens))

@@ -38,6 +38,7 @@ class RunningCall:
     slice_end_tokens: int | None
     ahead_tokens: int = 0  # prompt tokens to be computed there until its first token, its own included
     num_beside: int = 1  # calls on the replica when it began, itself included
+    began_s: float = 0.0
     computed_before_tokens: int = 0  # prompt tokens that the replica had computed when this call's prompt was done
 
 

@@ -1,7 +1,11 @@
 """Fixed caps, in tokens."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from ..types import ReplicaLike
 from .bounds import highest_cap
+from .port import Answered
 
 
 class FixedCaps:
@@ -13,6 +17,7 @@ class FixedCaps:
     """
 
     name = "fixed"
+    reasons: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, *, in_flight_tokens: int, prefill_tokens: int) -> None:
         self._in_flight_tokens = in_flight_tokens
@@ -25,3 +30,9 @@ class FixedCaps:
     def max_prefill_tokens(self, replica: ReplicaLike) -> int:
         own_tokens = replica.max_prefill_tokens
         return self._prefill_tokens if own_tokens is None else own_tokens
+
+    def answered(self, replica: ReplicaLike, call: Answered) -> None:
+        """Nothing moves."""
+
+    def forget(self, replica_id: str) -> None:
+        """There is nothing."""

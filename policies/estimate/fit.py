@@ -19,13 +19,15 @@ class RobustFit:
     """Least squares of `y = Σ rate · x`, with forgetting and Huber's weights; no rate is below 0.
 
     The prior of every rate but the first counts as much as a tenth of a point: it matters while there are few points,
-    or where the quantities hardly vary against each other, which says nothing of their rates.
+    or where the quantities hardly vary against each other, which says nothing of their rates. Points above what was
+    expected count `above` times: less than 1, and the fit keeps to the lower ones (an expectile).
     """
 
-    __slots__ = ("_moments", "_newest_weight", "_prior", "_scale", "_sum_w", "num_points", "rates")
+    __slots__ = ("_above", "_moments", "_newest_weight", "_prior", "_scale", "_sum_w", "num_points", "rates")
 
-    def __init__(self, *prior: float) -> None:
+    def __init__(self, *prior: float, above: float = 1.0) -> None:
         self._prior = prior
+        self._above = above
         self.rates: tuple[float, ...] = prior
         self.num_points = 0
         self._scale: float | None = None  # typical distance of a point
@@ -37,13 +39,16 @@ class RobustFit:
 
     def add(self, x: Sequence[float], y: float) -> None:
         """A point: a value for each rate, none below 0, and what they came to."""
-        distance = abs(y - self.at(x))
+        expected = self.at(x)
+        distance = abs(y - expected)
         scale = distance if self._scale is None else self._scale
         near = max(_HUBER * scale, _ALWAYS_NEAR_RATIO * abs(y))
         # A single outlier hardly moves the scale; a drift, whose every point is far off, soon does.
         self._scale = scale + (min(distance, 2.0 * near) - scale) * _SCALE_WEIGHT
         self._newest_weight *= _GROWTH
         weight = self._newest_weight if distance <= near else self._newest_weight * near / distance
+        if y > expected:
+            weight *= self._above
         self._sum_w += weight
         self.num_points += 1
         moments, values, at = self._moments, (*x, y), 0

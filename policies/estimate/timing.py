@@ -28,6 +28,29 @@ class CallTiming(NamedTuple):
     """Prompt tokens of other calls that were computed between its first and its last token."""
 
 
+class TimingPoint(NamedTuple):
+    """What something took, and the quantities that it depends on."""
+
+    quantities: tuple[float, ...]
+    took_s: float
+
+
+def prefill_point(timing: CallTiming) -> TimingPoint | None:
+    """Time to first token: so much by itself, and for each prompt token ahead. None: nothing was told."""
+    if timing.ttft_s is None or timing.computed_tokens <= 0:
+        return None
+    return TimingPoint((1.0, timing.computed_tokens), timing.ttft_s)
+
+
+def decode_point(timing: CallTiming) -> TimingPoint | None:
+    """The time after it: for each step, each sequence in a step, and each prompt token computed in between."""
+    if timing.tpot_s is None or timing.tpot_s <= 0.0 or timing.num_steps <= 0:
+        return None
+    steps = timing.num_steps if timing.num_steps < _MAX_STEPS else _MAX_STEPS
+    beside_tokens = timing.beside_tokens * steps / timing.num_steps
+    return TimingPoint((steps, steps * timing.batch, beside_tokens), timing.tpot_s * steps)
+
+
 class ReplicaTiming:
     """TTFT is a line over the prompt tokens computed. The time after the first token is a sum: so much for each step,
     for each other sequence in it, and for each prompt token that is computed in between.
@@ -47,14 +70,12 @@ class ReplicaTiming:
         self._batch = 1.0
 
     def add(self, timing: CallTiming) -> None:
-        if timing.ttft_s is not None and timing.computed_tokens > 0:
-            self._ttft.add((1.0, timing.computed_tokens), timing.ttft_s)
-        if timing.tpot_s is not None and timing.tpot_s > 0.0:
+        if (point := prefill_point(timing)) is not None:
+            self._ttft.add(*point)
+        if (point := decode_point(timing)) is not None:
             first = self._decode.num_points == 0
             self._batch = timing.batch if first else self._batch + (timing.batch - self._batch) * _BATCH_WEIGHT
-            steps = min(timing.num_steps, _MAX_STEPS)
-            beside_tokens = timing.beside_tokens * steps / timing.num_steps
-            self._decode.add((steps, steps * timing.batch, beside_tokens), timing.tpot_s * steps)
+            self._decode.add(*point)
 
     @property
     def num_calls(self) -> int:

@@ -64,6 +64,7 @@ async def test_alive_is_not_ready(world: World) -> None:
         "models": ["org/m"],
         "in_flight_tokens": 0,
         "in_flight_tokens_cap": 32768,
+        "in_flight_tokens_cap_reason": None,
         "kv_capacity_tokens": None,
     }
     assert body["replicas"]["r2"] == {"available": False, "kind": "auto", "models": []}

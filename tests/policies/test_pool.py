@@ -5,6 +5,7 @@ from collections.abc import Set
 
 import pytest
 
+from policies.admission.fixed import FixedCaps
 from policies.fleet import Fleet
 from policies.job import PoolKey, RunningCall
 from policies.pool import Pool
@@ -16,19 +17,15 @@ MODELS = ("m", "n")
 FEATURES = (None, "chat")
 
 
-class Caps:
+class Caps(FixedCaps):
     """An admission whose caps move, as those of one that learns."""
 
-    name = "moving"
-
     def __init__(self) -> None:
+        super().__init__(in_flight_tokens=1000, prefill_tokens=300)
         self.tokens: dict[str, int] = {}
 
     def max_in_flight_tokens(self, replica: ReplicaLike) -> int:
         return self.tokens.get(replica.replica_id, 1000)
-
-    def max_prefill_tokens(self, replica: ReplicaLike) -> int:
-        return 300
 
 
 class Naive:
