@@ -128,15 +128,12 @@ class Gateway:
         """ASGI: requests, and the lifespan."""
         if scope["type"] != "http":
             await self._lifespan(receive, send)
-        elif self._cors is None:
-            await self._serve(scope, receive, send)
-        elif self._cors.is_preflight(scope):
-            await self._cors.answer(scope, send)
-        else:
-            await self._serve(scope, receive, self._cors.wrap(scope, send))
-
-    async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
-        """The hot routes, and everything else."""
+            return
+        if self._cors is not None:
+            if self._cors.is_preflight(scope):
+                await self._cors.answer(scope, send)
+                return
+            send = self._cors.wrap(scope, send)
         if scope["method"] == "HEAD":  # the server leaves the body out
             scope = {**scope, "method": "GET"}
         if (route := routes.find(scope)) is not None and not self.access.is_inside(scope):

@@ -54,6 +54,7 @@ class Upstream:
         self._idle: deque[Connection] = deque()
         self._open: set[Connection] = set()
         self._expiry: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop  # of whoever connects: asking for the running one takes a system call
         self._is_closed = self._is_retired = False
 
     @property
@@ -94,7 +95,7 @@ class Upstream:
 
     async def connect(self) -> Connection:
         """A new connection. Raises ConnectFailed."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         connection = Connection(loop, self._on_lost)
         try:
             async with asyncio.timeout(self._connect_s):
@@ -127,11 +128,10 @@ class Upstream:
             connection.abort()
             self._open.discard(connection)
             return
-        loop = asyncio.get_running_loop()
-        connection.idle_since_s = loop.time()
+        connection.idle_since_s = self._loop.time()
         self._idle.append(connection)
         if self._expiry is None:
-            self._expiry = loop.call_later(self._keep_idle_s, self._expire)
+            self._expiry = self._loop.call_later(self._keep_idle_s, self._expire)
 
     def _on_lost(self, connection: Connection) -> None:
         self._open.discard(connection)
@@ -139,14 +139,13 @@ class Upstream:
             self._idle.remove(connection)
 
     def _expire(self) -> None:
-        loop = asyncio.get_running_loop()
         self._expiry = None
-        kept_since_s = loop.time() - self._keep_idle_s
+        kept_since_s = self._loop.time() - self._keep_idle_s
         while self._idle and self._idle[0].idle_since_s <= kept_since_s + 0.001:
             self._idle.popleft().abort()
         if self._idle:
             delay_s = self._idle[0].idle_since_s - kept_since_s
-            self._expiry = loop.call_later(delay_s, self._expire)
+            self._expiry = self._loop.call_later(delay_s, self._expire)
 
     def _stop_expiry(self) -> None:
         if self._expiry is not None:

@@ -15,6 +15,7 @@ from .types import Outcome, Sample
 # For every request: see `policies.types`.
 _DROPPED: Final = Outcome.DROPPED
 _SUCCESS: Final = Outcome.SUCCESS
+_WAITING: Final = State.WAITING
 
 
 def estimate(policy: Policy, job: Job) -> None:
@@ -22,7 +23,7 @@ def estimate(policy: Policy, job: Job) -> None:
     request = job.request
     job.flow = policy.turns.flows.key(request)
     job.predicted_output_tokens = policy.output.predict(request)
-    if (request.can_be_sliced or job.long is not None) and job.state is State.WAITING:
+    if (request.can_be_sliced or job.long is not None) and job.state is _WAITING:
         job.set_long(
             request.can_be_sliced and policy.slicing.is_long(policy.cost.typical_prefill_s(request.prompt_tokens))
         )
