@@ -7,6 +7,7 @@ import pytest
 
 from backend.runner import RunnerRow
 from backend.sequence import GenerationRequest
+from policies.batching import COMPOSERS, StepSpec, build_composer
 
 from .collect import collect
 from .fake_model import expected_tokens, make_engine, request
@@ -14,10 +15,14 @@ from .fake_model import expected_tokens, make_engine, request
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("order", ["fcfs", "priority"])
-def test_random_load_leaves_nothing_behind(seed: int, order: str) -> None:
-    """After every step the books balance; finished requests have the tokens they have alone."""
+@pytest.mark.parametrize("composer", COMPOSERS.names())
+def test_random_load_leaves_nothing_behind(seed: int, order: str, composer: str) -> None:
+    """After every step the books balance, no plan breaks a rule; finished requests have the tokens they have alone."""
     print(f"seed {seed} order {order}")
     chance = random.Random(f"{seed} {order}")
+    now_s = 0.0
+    levels = {"first_quantum_s": 2.0, "promote_after_s": 20.0, "prefill_s_per_token": 0.2, "decode_s_per_token": 1.0}
+    options = {"sj-mlfq": levels} if composer == "sj-mlfq" else {}
     engine, runner, scheduler, _ = make_engine(
         num_blocks=chance.randint(16, 40),
         block_size=chance.choice([2, 4]),
@@ -25,7 +30,8 @@ def test_random_load_leaves_nothing_behind(seed: int, order: str) -> None:
         max_num_seqs=6,
         max_model_len=32,
         enable_prefix_caching=chance.random() < 0.7,
-        order=order,
+        composer=build_composer(StepSpec(composer, order, options)),
+        clock=lambda: now_s,
     )
     collected = collect(engine)
     shared = [chance.randrange(1, 256) for _ in range(20)]
@@ -38,6 +44,7 @@ def test_random_load_leaves_nothing_behind(seed: int, order: str) -> None:
 
     runner.before_forward = maybe_fail
     for step in range(400):
+        now_s = float(step)
         while len(submitted) < 60 and chance.random() < 0.3:
             name = str(len(submitted))
             prompt = shared[: chance.randint(0, 14)] + [chance.randrange(1, 256) for _ in range(chance.randint(1, 4))]
