@@ -129,6 +129,16 @@ class Live:
                         family.add_metric(name, value)
         yield from self._slicing()
         yield from (tokens, cap, capacity, available, slices, running, waiting, usage, prefill, decode)
+        idle_s = CounterMetricFamily(
+            "tailgate_idle_room_seconds",
+            "Time during which a request waited that a replica had room for: kept for another, or for no reason.",
+            labels=["why"],
+        )
+        num_idle = CounterMetricFamily("tailgate_idle_room_events", "How often that began.", labels=["why"])
+        for why, seconds in self._core.idle.seconds.items():
+            idle_s.add_metric([why.value], seconds)
+            num_idle.add_metric([why.value], self._core.idle.num_times[why])
+        yield from (idle_s, num_idle)
         yield GaugeMetricFamily("tailgate_tasks", "Tasks of the event loop that haven't ended.", value=_num_tasks())
         yield GaugeMetricFamily(
             "tailgate_tokenizer_waiting", "Prompts waiting for a tokenizer thread.", value=self._num_counts_waiting()

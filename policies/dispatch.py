@@ -12,7 +12,7 @@ from collections.abc import Collection
 from functools import partial
 from typing import Final
 
-from . import appraisal, entrance
+from . import appraisal, entrance, idle
 from .absence import Absence
 from .books import Books
 from .fairness.flows import FlowKey
@@ -62,6 +62,7 @@ class DispatchCore:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
+        self.idle = idle.IdleTime()
         self._books = Books(policy.admission)
         self._selection = Selection(policy, self._books.queue, self._books.fleet, self._books.longs.keys())
         self._absence = Absence()
@@ -246,6 +247,9 @@ class DispatchCore:
             if queue.num_requests:
                 self._evict_unservable(now_s, effects)
                 selection.want_capacity(effects)
+                self.idle.polled(now_s, idle.found(queue, selection))
+        if self.idle.since_s is not None and not queue.num_requests:
+            self.idle.polled(now_s, idle.Idle.NOTHING)
         if self._books.longs:
             self._go_on(now_s, effects)
         self._policy.traffic.polled(now_s, queue.num_requests, len(self._books.calls))

@@ -129,6 +129,8 @@ async def test_gauges_are_read_when_asked_for() -> None:
         assert value(metrics, "tailgate_requests_queued", lane="standard") == 0
         assert value(metrics, "tailgate_in_flight_tokens", replica="r1") == 0
         assert value(metrics, "tailgate_in_flight_tokens_cap", replica="r1") == 32768
+        assert value(metrics, "tailgate_idle_room_seconds_total", why="violation") == 0
+        assert value(metrics, "tailgate_idle_room_events_total", why="kept") == 0
         assert value(metrics, "tailgate_replica_kv_cache_tokens", replica="r1") is None
         pool.get("r1").described_capacity_tokens = 20_000
         assert value(metrics, "tailgate_replica_kv_cache_tokens", replica="r1") == 20_000

@@ -9,6 +9,7 @@ import pytest
 from policies.builtin import ORDERINGS
 from policies.config import ROLES, PolicySpec, build_policy
 from policies.dispatch import DispatchCore
+from policies.idle import Idle
 from policies.types import Call, Lane, Outcome, Sample
 from tests.policies.support import FakeReplica, FakeRequest, World, changed, make_core, random_requests
 
@@ -82,6 +83,7 @@ class TestEveryPolicy:
             assert core._selection.next(now_s) is None
             idle = [slots for slots in core._books.replicas.values() if not slots.calls and not slots.parked_tokens]
             assert not (idle and core.num_queued), "a replica idles while a request waits"
+            assert not core.idle.num_times[Idle.VIOLATION], "a request waits alone that fits"
 
         world = World(composed(*composition), service_s, after_poll=nobody_could_go)
         for request in random_requests(random.Random(seed), 200, rate_per_s=6.0):
