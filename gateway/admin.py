@@ -9,6 +9,7 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
+from policies.adaptive import Choice
 from policies.replica_view import ReplicaView
 
 from .admin_access import AdminAccess
@@ -31,6 +32,7 @@ POST /v1/rerank, /v1/score, /pooling, /classify, /tokenize, /detokenize    what 
 GET  /v1/models                              what is served
 GET  /v1/requests/{x-tailgate-request-id}/timing   where a request's time went
 GET  /metrics                                Prometheus
+GET  /v1/policy                              which policy decides, and what it does at present
 GET  /healthz, /readyz                       this process lives; it can serve
 GET  /openapi.json                           all of these routes in detail
 """
@@ -58,6 +60,13 @@ class Page(Protocol):
     def render(self) -> tuple[bytes, str]: ...
 
 
+class Deciding(Protocol):
+    @property
+    def policy_name(self) -> str: ...
+    @property
+    def choice(self) -> Choice | None: ...
+
+
 class Draining(Protocol):
     @property
     def is_draining(self) -> bool: ...
@@ -74,6 +83,7 @@ class AdminState:
     access: AdminAccess
     view: Callable[[str], ReplicaView | None]
     """What scheduling knows of a replica."""
+    policy: Deciding
     started_at: int
 
 
@@ -117,6 +127,14 @@ def build_admin_app(state: AdminState) -> FastAPI:
         state.access.check_operator(request.scope)
         content, content_type = state.metrics.render()
         return Response(content, headers={"content-type": content_type})
+
+    @app.get("/v1/policy", summary="Which policy decides, and what it does at present", response_class=Response)
+    async def policy(request: Request) -> Response:
+        """For the operator, as configured. `choice` is null where the ordering is always the same."""
+        state.access.check_operator(request.scope)
+        choice = state.policy.choice
+        shown = None if choice is None else {"name": choice.name, "why": choice.why}
+        return _json({"policy": state.policy.policy_name, "choice": shown})
 
     @app.get("/v1/models", summary="Models of all replicas, and aliases", response_class=Response)
     async def models(request: Request) -> Response:

@@ -120,6 +120,7 @@ class Gateway:
                 draining=self.drain,
                 access=self.access,
                 view=self.core.view,
+                policy=self.core,
                 started_at=int(time.time()),
             )
         )

@@ -165,7 +165,7 @@ def check(
         default_model: Qwen/Qwen3-8B
         keys: keys.json
         admin: {listen: {host: 127.0.0.1, port: 9090}}
-        policy: {ordering: aged-sjf, lanes: drr}
+        policy: {ordering: adaptive, flows: vtc}
         timeouts: {queue_s: 120, drain_s: 60}
     \b
     Every key there is, with its default and what it means: deploy/gateway.yaml

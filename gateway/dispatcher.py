@@ -6,6 +6,7 @@ cancellation can come between.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Self
@@ -17,6 +18,8 @@ from policies.verdict import Admitted, Rejected
 
 from .overload_errors import Evicted, Overloaded
 from .state.port import SharedCapacity
+
+logger = logging.getLogger(__name__)
 
 # A core call for every so many output tokens is enough to keep a slot's size right.
 PROGRESS_EVERY_TOKENS = 16
@@ -76,8 +79,10 @@ class Dispatcher:
                 self._places[effect.request_id].evicted(effect)
             elif isinstance(effect, StopCall):
                 self._places[effect.request_id].stop(effect.call_id)
-            else:
+            elif isinstance(effect, WantCapacity):
                 wanted = [*(wanted or ()), effect]
+            else:
+                logger.info("%s", effect.text)
         self._set_timer(now_s)
         # Last, since a grant may come at once, and pumps again.
         for want in wanted or ():

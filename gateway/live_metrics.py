@@ -6,6 +6,7 @@ from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from policies.adaptive import CHOICES
 from policies.dispatch import DispatchCore
 from policies.types import Lane
 
@@ -70,6 +71,7 @@ class Live:
         yield GaugeMetricFamily(
             "tailgate_requests_in_flight", "Calls that hold a slot on a replica.", value=self._core.num_in_flight
         )
+        yield from self._policy()
         tokens = GaugeMetricFamily(
             "tailgate_in_flight_tokens",
             "Prompt and predicted output tokens in flight, as counted here.",
@@ -185,6 +187,25 @@ class Live:
             ),
         ):
             yield CounterMetricFamily(f"tailgate_{name}_total", what, value=value)
+
+    def _policy(self) -> Iterator[Metric]:
+        info = GaugeMetricFamily("tailgate_policy_info", "The policy that decides.", labels=["policy"])
+        info.add_metric([self._core.policy_name], 1)
+        yield info
+        if (choice := self._core.choice) is not None:
+            chosen = GaugeMetricFamily(
+                "tailgate_policy_choice",
+                "Whether requests are ordered so at present (1) or not (0).",
+                labels=["choice"],
+            )
+            for name in CHOICES:
+                chosen.add_metric([name], float(name == choice.name))
+            yield chosen
+        yield CounterMetricFamily(
+            "tailgate_policy_choice_changes_total",
+            "Changes of how requests are ordered.",
+            value=self._core.num_choice_changes,
+        )
 
 
 def _num_tasks() -> int:

@@ -10,7 +10,7 @@ from .lanes import LaneDecision
 from .lifecycle import State
 from .policy import Policy
 from .slots import ReplicaSlots
-from .types import Outcome, Sample
+from .types import Lane, Outcome, Sample
 
 # For every request: see `policies.types`.
 _DROPPED: Final = Outcome.DROPPED
@@ -55,16 +55,18 @@ def enlist(policy: Policy, job: Job) -> None:
 def order(policy: Policy, job: Job) -> None:
     """Give it the key that it waits with."""
     arrival_s = job.request.arrival_s + job.ruling.defer_s
+    is_declared = job.own_lane is Lane.INTERACTIVE and job.request.declared_lane is Lane.INTERACTIVE
+    cost_s = 0.0 if is_declared else job.cost_s
     lateness = policy.ordering.lateness
     if lateness is None:
-        job.key = policy.ordering.key(arrival_s=arrival_s, cost_s=job.cost_s)
+        job.key = policy.ordering.key(arrival_s=arrival_s, cost_s=cost_s)
         return
     due_s = objectives.due_s(job.request, policy.objectives[job.own_lane])
     if due_s is None:
         due_s = job.request.arrival_s + lateness.within_s
     job.is_late = False
     job.start_by_s = due_s - policy.cost.cost_s(job.request.prompt_tokens, 0)
-    job.key = policy.ordering.key(arrival_s=arrival_s, cost_s=job.cost_s, due_s=due_s + job.ruling.defer_s)
+    job.key = policy.ordering.key(arrival_s=arrival_s, cost_s=cost_s, due_s=due_s + job.ruling.defer_s)
 
 
 def time(policy: Policy, job: Job, call: RunningCall, slots: ReplicaSlots, sample: Sample, now_s: float) -> None:

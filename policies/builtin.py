@@ -12,6 +12,7 @@ from .fairness.port import LaneTurns
 from .fairness.single import SingleQueue
 from .fairness.vtc import VirtualTokenCounters
 from .lanes import BudgetLanes
+from .ordering.adaptive import Adaptive
 from .ordering.aged_sjf import AgedSjf
 from .ordering.boost import Boost
 from .ordering.fcfs import Fcfs
@@ -43,6 +44,11 @@ def _drr(*, interactive_s: float, standard_s: float, long_s: float, overlong_s: 
 ORDERINGS: Registry[Ordering] = Registry(
     "ordering",
     [
+        Part(
+            "adaptive",
+            Adaptive,
+            {"max_boost_s": Option(600.0, "seconds by which a short request may pass others", above=0.0)},
+        ),
         Part("fcfs", Fcfs),
         Part(
             "aged-sjf",
@@ -54,7 +60,7 @@ ORDERINGS: Registry[Ordering] = Registry(
             Boost,
             {
                 "factor": Option(0.1, "of the fitted decay rate; less favours the short more", above=0.0, at_most=1.0),
-                "max_boost_s": Option(300.0, "seconds by which a short request may pass others", above=0.0),
+                "max_boost_s": Option(600.0, "seconds by which a short request may pass others", above=0.0),
                 "prior_gamma_per_s": Option(0.01, "decay rate while no traffic was seen", above=0.0),
             },
         ),
@@ -256,7 +262,7 @@ WAIT: Part[dict[str, float]] = Part(
     dict,
     {
         "max_wait_s": Option(
-            60.0, "a request that waited longer goes first in its flow's turn, whatever it costs", above=0.0
+            300.0, "a request that waited longer goes first in its flow's turn, whatever it costs", above=0.0
         ),
         "no_replica_grace_s": Option(1.5, "how long a request waits while no replica is available", at_least=0.0),
     },

@@ -53,9 +53,9 @@ class PolicySpec:
     Options of a part that isn't used are an error: they would have no effect.
     """
 
-    ordering: str = "aged-sjf"
+    ordering: str = "adaptive"
     flows: str = "vtc"
-    lanes: str = "drr"
+    lanes: str = "single"
     admission: str = "fixed"
     shedding: str = "bounds"
     routing: str = "least-tokens"

@@ -14,6 +14,7 @@ from typing import Final
 
 from . import appraisal, entrance, idle
 from .absence import Absence
+from .adaptive import Choice
 from .books import Books
 from .fairness.flows import FlowKey
 from .job import Job, PoolKey, RunningCall
@@ -32,6 +33,7 @@ from .types import (
     Effect,
     Evict,
     Lane,
+    Notice,
     Outcome,
     Reason,
     ReplicaLike,
@@ -53,7 +55,7 @@ _DISPATCH: Final = Event.DISPATCH
 _LANE: Final = Reason.LANE
 _CAPACITY: Final = Reason.CAPACITY
 
-REFIT_EVERY_S = 60.0
+REFIT_EVERY_S = 10.0
 """How often orderings are fitted to the traffic."""
 
 
@@ -68,6 +70,7 @@ class DispatchCore:
         self._absence = Absence()
         self._prefill_ends = EstimatedEnds()
         self._longs = LongPrefills(self._books)
+        self.num_choice_changes = 0
         self._num_offered = 0
         self._num_calls = 0
         self._latest_arrival_dispatched_s = float("-inf")
@@ -231,6 +234,9 @@ class DispatchCore:
             self._refit_s = now_s + REFIT_EVERY_S
             if self._policy.ordering.refit(self._policy.traffic.load()):
                 self._books.queue.reorder(partial(appraisal.order, self._policy))
+                if chosen := self.choice:
+                    self.num_choice_changes += 1
+                    effects.append(Notice(f"requests are ordered by {chosen.name} from now on: {chosen.why}"))
         if self._books.longs:
             self._start_over()
         queue = self._books.queue
@@ -279,6 +285,11 @@ class DispatchCore:
     @property
     def policy_name(self) -> str:
         return self._policy.name
+
+    @property
+    def choice(self) -> Choice | None:
+        """What a policy that chooses among several ways does at present, and why; None: this one doesn't choose."""
+        return self._policy.ordering.choice
 
     @property
     def num_queued(self) -> int:

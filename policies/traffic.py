@@ -23,6 +23,8 @@ class Load(NamedTuple):
     that costs are counted in. Before that is known, the most calls that were in flight at once, at least 1."""
     log_error: float | None
     """Root mean square of ln(actual / predicted cost); None before anything ended."""
+    num_queued: int = 0
+    num_in_flight: int = 0
 
     @property
     def mean_cost_s(self) -> float:
@@ -37,6 +39,18 @@ class Load(NamedTuple):
         return sum((cost_s - mean_s) ** 2 for cost_s in self.costs_s) / len(self.costs_s) / mean_s**2
 
     @property
+    def spread(self) -> float:
+        """The median of cost over its 10th percentile; 1.0 where nothing ended, or that percentile is 0."""
+        ascending = sorted(self.costs_s)
+        smallest_tenth_s = ascending[len(ascending) // 10] if ascending else 0.0
+        return ascending[len(ascending) // 2] / smallest_tenth_s if smallest_tenth_s > 0.0 else 1.0
+
+    @property
+    def crowd(self) -> float:
+        """Requests that wait for each that runs."""
+        return self.num_queued / max(self.num_in_flight, 1)
+
+    @property
     def utilisation(self) -> float:
         """Cost that comes in a second, of what can be served in a second; above 1 the queue grows."""
         return self.rate_per_s * self.mean_cost_s / self.capacity
@@ -49,6 +63,7 @@ class Traffic:
         self._arrivals_s: deque[float] = deque(maxlen=_RECENT)
         self._costs_s: deque[float] = deque(maxlen=_RECENT)
         self._most_in_flight = 1
+        self._num_queued = self._num_in_flight = 0
         self._backlogged_since_s: float | None = None
         self._backlogged_s = 0.0
         self._served_s = 0.0  # cost of what ended while somebody waited
@@ -66,6 +81,7 @@ class Traffic:
                 self._backlogged_s /= 2.0
                 self._served_s /= 2.0
         self._backlogged_since_s = now_s if num_queued else None
+        self._num_queued, self._num_in_flight = num_queued, num_in_flight
         if num_in_flight > self._most_in_flight:
             self._most_in_flight = num_in_flight
 
@@ -97,4 +113,6 @@ class Traffic:
             costs_s=tuple(self._costs_s),
             capacity=self.capacity,
             log_error=None if self._square_error is None else math.sqrt(self._square_error),
+            num_queued=self._num_queued,
+            num_in_flight=self._num_in_flight,
         )

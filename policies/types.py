@@ -1,9 +1,9 @@
 """The nouns that every decision is made of.
 
 Views (`RequestLike`, `ReplicaLike`, `SequenceLike`, `EngineLike`) are read-only: policies never write to what they
-are shown and keep no view between calls. Effects (`Call`, `StopCall`, `Evict`, `WantCapacity`, `StepPlan`) are data:
-whoever runs the policies performs them. Instants and durations are float seconds of one monotonic clock, given in as
-arguments; unset is None.
+are shown and keep no view between calls. Effects (`Call`, `StopCall`, `Evict`, `WantCapacity`, `Notice`, `StepPlan`)
+are data: whoever runs the policies performs them. Instants and durations are float seconds of one monotonic clock,
+given in as arguments; unset is None.
 """
 
 from collections.abc import Sequence
@@ -220,7 +220,15 @@ class WantCapacity:
     head_key: tuple[float, ...]
 
 
-Effect = Call | StopCall | Evict | WantCapacity
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Nothing to do but to tell the operator: how decisions are made has changed. `error`: what made it change."""
+
+    text: str
+    error: Exception | None = None
+
+
+Effect = Call | StopCall | Evict | WantCapacity | Notice
 
 
 class SequenceLike(Protocol):

@@ -10,11 +10,12 @@ from .fairness import fairness_bars
 from .fidelity import fidelity_bars
 from .overload import overload_bars
 from .sim_speed import sim_speed_bars
+from .slot_bars import slot_bars
 
 Part = Callable[[Path | None, OnStep, Callable[[Bar], None]], None]
 """Takes the folder of public traces (None: its bars are skipped) and reports each bar as soon as it is known."""
 
-PARTS: tuple[Part, ...] = (fidelity_bars, sim_speed_bars, overload_bars, fairness_bars)
+PARTS: tuple[Part, ...] = (fidelity_bars, sim_speed_bars, overload_bars, fairness_bars, slot_bars)
 
 
 async def policies_bars(on_step: OnStep, report: Callable[[Bar], None], *, traces: Path | None = None) -> None:

@@ -138,7 +138,7 @@ class SimGateway:
                 self._close(self._outcomes.pop(effect.request_id), now_s, "http-429")
             elif isinstance(effect, StopCall):
                 self._stop(effect, now_s)
-            else:
+            elif isinstance(effect, WantCapacity):
                 wanted.append(effect)
         self._set_timer(now_s)
         for want in wanted:  # nobody shares the capacity by leases here: all of it is granted

@@ -41,11 +41,14 @@ def _by_prompt_part(part: Part[Ordering]) -> Part[StepOrder]:
     return Part(part.name, make, {**part.options, "prefill_s_per_token": PREFILL_S_PER_TOKEN})
 
 
+_NEEDS_TRAFFIC = "adaptive"
+"""Without being refitted it would be order of arrival."""
+
 ORDERS: Registry[StepOrder] = Registry(
     "order",
     [
         Part("fcfs", lambda: fcfs),
         Part("priority", lambda: priority),
-        *(_by_prompt_part(ORDERINGS.get(name)) for name in ORDERINGS.names() if name != "fcfs"),
+        *(_by_prompt_part(ORDERINGS.get(name)) for name in ORDERINGS.names() if name not in ("fcfs", _NEEDS_TRAFFIC)),
     ],
 )

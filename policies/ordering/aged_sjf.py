@@ -8,6 +8,7 @@ class AgedSjf:
 
     name = "aged-sjf"
     lateness = None
+    choice = None
 
     def __init__(self, *, ageing: float) -> None:
         """`ageing`: seconds of cost that one second of waiting is worth; above 0."""

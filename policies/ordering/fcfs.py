@@ -6,6 +6,7 @@ from ..traffic import Load
 class Fcfs:
     name = "fcfs"
     lateness = None
+    choice = None
 
     def key(self, *, arrival_s: float, cost_s: float, due_s: float | None = None) -> float:
         return arrival_s

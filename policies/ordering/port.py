@@ -2,6 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
+from ..adaptive import Choice
 from ..traffic import Load
 
 
@@ -24,13 +25,19 @@ class Ordering(Protocol):
         """None: no request is ever late."""
         ...
 
+    @property
+    def choice(self) -> Choice | None:
+        """What it does at present and why, where it chooses among several ways; None: there is only one."""
+        ...
+
     def key(self, *, arrival_s: float, cost_s: float, due_s: float | None = None) -> float:
-        """Called when a request joins the queue. `cost_s`: its predicted seconds of replica time. `due_s`: the instant
+        """Called when a request joins the queue. `cost_s`: its predicted seconds of replica time; 0 for one that is to
+        be protected whatever is predicted of it, since its caller declared it interactive and may. `due_s`: the instant
         by which its first token is wanted, given where there is a `lateness`."""
         ...
 
     def refit(self, load: Load) -> bool:
-        """Once a minute of given time: fit to what comes. True: all keys must be given anew, else they stay."""
+        """Every ten seconds of given time: fit to what comes. True: all keys must be given anew, else they stay."""
         ...
 
     def overtaking_bound_s(self, max_cost_s: float) -> float:

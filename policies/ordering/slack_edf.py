@@ -22,6 +22,7 @@ class SlackEdf:
     """
 
     name = "slack-edf"
+    choice = None
 
     def __init__(self, *, default_ttft_s: float, max_theta: float, max_cost_s: float, late_share: float) -> None:
         """Seconds above 0; `max_theta` at least 0; a share in 0..1, above 0."""

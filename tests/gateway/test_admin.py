@@ -21,15 +21,25 @@ from gateway.metrics import Metrics
 from gateway.replica_probe import ModelCard
 from gateway.replicas import ReplicaPool
 from gateway.timing_ring import TimingRing
+from policies.adaptive import Choice
 from policies.config import PolicySpec, build_policy
 from policies.dispatch import DispatchCore
+
+
+class Deciding:
+    """A core that decides in one way, or has chosen among several."""
+
+    policy_name = "vtc+single+adaptive"
+    choice: Choice | None = None
 
 
 class World:
     """An admin application around parts whose state a test sets."""
 
-    def __init__(self, client: httpx.AsyncClient, pool: ReplicaPool, ring: TimingRing, drain: Drain) -> None:
-        self.client, self.pool, self.ring, self.drain = client, pool, ring, drain
+    def __init__(
+        self, client: httpx.AsyncClient, pool: ReplicaPool, ring: TimingRing, drain: Drain, policy: Deciding
+    ) -> None:
+        self.client, self.pool, self.ring, self.drain, self.policy = client, pool, ring, drain, policy
 
     async def get(self, path: str) -> tuple[int, Any]:
         answer = await self.client.get(path)
@@ -46,12 +56,12 @@ async def world() -> AsyncIterator[World]:
         core = DispatchCore(build_policy(PolicySpec()))
         pool = ReplicaPool(parse_config(data, source="test"), http, lambda: 0.0, lambda _: None)
         core.replica_changed(pool.get("r1"), 0.0)
-        ring, drain = TimingRing(10), Drain()
+        ring, drain, policy = TimingRing(10), Drain(), Deciding()
         access = AdminAccess(KeyRing(None, lambda: 0.0, assumed_output_tokens=1), needs_key=False, has_listener=False)
-        app = build_admin_app(AdminState(pool, Metrics(), ring, drain, access, core.view, 1_700_000_000))
+        app = build_admin_app(AdminState(pool, Metrics(), ring, drain, access, core.view, policy, 1_700_000_000))
         # No route here streams, so the transport that buffers bodies does.
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
-            yield World(client, pool, ring, drain)
+            yield World(client, pool, ring, drain, policy)
 
 
 async def test_alive_is_not_ready(world: World) -> None:
@@ -105,6 +115,13 @@ async def test_a_requests_timing_is_found_by_its_id(world: World) -> None:
     status, body = await world.get("/v1/requests/tg-1/timing")
     assert (status, body["layers_ms"]) == (200, {"accept": 1000.0, "queue": 2000.0})
     assert (await world.get("/v1/requests/tg-2/timing"))[0] == 404
+
+
+async def test_the_policy_says_what_it_does_and_why(world: World) -> None:
+    """Its name never changes by itself; a choice is there only where it chooses."""
+    assert await world.get("/v1/policy") == (200, {"policy": "vtc+single+adaptive", "choice": None})
+    world.policy.choice = Choice("boost", 0.2, "costs differ")
+    assert (await world.get("/v1/policy"))[1]["choice"] == {"name": "boost", "why": "costs differ"}
 
 
 async def test_errors_have_openais_shape(world: World) -> None:

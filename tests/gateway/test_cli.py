@@ -42,7 +42,7 @@ def test_check_shows_what_a_file_resolves_to(tmp_path: Path) -> None:
         "replicas:\n  - {url: 'http://a:1', authorization: Bearer hunter2, max_in_flight_tokens: 5, models: [m],"
         " max_prefill_tokens: 4, priority_scheduling: true}\n"
         "models: [{name: m, aliases: [x]}]\n"
-        "policy: {options: {aged-sjf: {ageing: 0.2}, wait: {max_wait_s: 60.0}}}\n"
+        "policy: {ordering: aged-sjf, options: {aged-sjf: {ageing: 0.2}, wait: {max_wait_s: 60.0}}}\n"
     )
     result = CliRunner().invoke(app, ["check", str(file)])
     assert result.exit_code == 0

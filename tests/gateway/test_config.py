@@ -32,7 +32,7 @@ def test_the_smallest_configuration_is_a_replica() -> None:
     assert (config.timeouts.connect_s, config.timeouts.first_byte_s, config.timeouts.drain_s) == (5, 600, 30)
     assert (config.limits.max_body_bytes, config.limits.max_attempts) == (8 * 1024 * 1024, 2)
     assert config.default_model is None
-    assert config.policy.spec().ordering == "aged-sjf"
+    assert config.policy.spec().ordering == "adaptive"
 
 
 def test_keys_and_who_reads_the_metrics(tmp_path: Path) -> None:
@@ -303,7 +303,9 @@ def test_a_policy_that_does_not_exist_names_the_ones_that_do() -> None:
     (problem,) = problems_of({"replicas": [REPLICA], "policy": {"routing": "magic"}})
     assert problem.startswith("policy.routing: 'magic' isn't allowed; allowed: ")
     assert "least-tokens" in problem
-    (problem,) = problems_of({"replicas": [REPLICA], "policy": {"options": {"aged-sjf": {"alfa": 1.0}}}})
+    (problem,) = problems_of(
+        {"replicas": [REPLICA], "policy": {"ordering": "aged-sjf", "options": {"aged-sjf": {"alfa": 1.0}}}}
+    )
     assert problem.startswith("policy.options")
 
 

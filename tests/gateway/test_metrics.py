@@ -126,6 +126,12 @@ async def test_gauges_are_read_when_asked_for() -> None:
             core, pool, num_counts_waiting=lambda: waiting, encoders=lambda: encoders, num_lines_dropped=lambda: 2
         )
         assert value(metrics, "tailgate_requests_in_flight") == 0
+        assert value(metrics, "tailgate_policy_info", policy=core.policy_name) == 1
+        assert value(metrics, "tailgate_policy_choice", choice="fcfs") == 1
+        assert value(metrics, "tailgate_policy_choice", choice="boost") == 0
+        assert value(metrics, "tailgate_policy_choice_changes_total") == 0
+        core.set_policy(build_policy(PolicySpec(ordering="fcfs")), 0.0)
+        assert value(metrics, "tailgate_policy_choice", choice="fcfs") is None
         assert value(metrics, "tailgate_requests_queued", lane="standard") == 0
         assert value(metrics, "tailgate_in_flight_tokens", replica="r1") == 0
         assert value(metrics, "tailgate_in_flight_tokens_cap", replica="r1") == 32768

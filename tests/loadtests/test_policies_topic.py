@@ -8,6 +8,7 @@ from loadtests.bars import fairness, overload
 from loadtests.bars.bar import Bar
 from loadtests.bars.fidelity import FILE, MAX_NUM_SEQS, fidelity_bars
 from loadtests.bars.policies_topic import policies_bars
+from loadtests.bars.slot_bars import LOADS, TRACES
 from loadtests.errors import TraceError
 
 
@@ -23,6 +24,9 @@ async def test_without_traces_every_bar_is_skipped(tmp_path: Path, has_folder: b
     assert all(bar.is_skipped and "--traces" in bar.note for bar in simulator)
     assert {bar.name for bar in bars if bar.name.startswith("overload-")} == set(overload.NAMES)
     assert set(fairness.NAMES) < {bar.name for bar in bars if bar.is_skipped}
+    slots = [bar for bar in bars if bar.name.startswith("slots-")]
+    assert len(slots) == 3 * len(TRACES) * len(LOADS)
+    assert all(bar.is_skipped for bar in slots)
     assert len({bar.name for bar in bars}) == len(bars)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from policies.config import PolicySpec, build_policy
 from policies.dispatch import DispatchCore
-from policies.types import Call, Effect, Evict, Lane, Outcome, Sample, StopCall, WantCapacity
+from policies.types import Call, Effect, Evict, Lane, Notice, Outcome, Sample, StopCall, WantCapacity
 from policies.verdict import Admitted
 
 
@@ -66,7 +66,7 @@ def calls(effects: list[Effect]) -> list[tuple[str, str]]:
 
 
 def only_call(effects: list[Effect]) -> Call:
-    (effect,) = effects
+    (effect,) = (effect for effect in effects if not isinstance(effect, Notice))
     assert isinstance(effect, Call)
     return effect
 

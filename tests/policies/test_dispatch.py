@@ -105,7 +105,7 @@ class TestDispatch:
         assert (call.replica_id, call.slice_end_tokens, call.waited_for) == ("r1", None, None)
         assert "fewest tokens" in call.why
         assert (core.num_queued, core.num_in_flight, core.in_flight_tokens("r1")) == (0, 1, 20)
-        assert core.policy_name == "vtc+drr+aged-sjf+fixed+bounds+least-tokens+slices"
+        assert core.policy_name == "vtc+single+adaptive+fixed+bounds+least-tokens+slices"
 
     def test_holds_back_while_prefill_is_outstanding(self) -> None:
         """Past the prefill bound no call starts until the first token; then the waiting one says it waited for room."""
@@ -302,7 +302,7 @@ class TestDispatch:
 
     def test_says_when_others_went_first(self) -> None:
         """A request passed by one that came later waited for its lane, not for capacity."""
-        core = make_core(ONE_AT_A_TIME, lanes="single")
+        core = make_core(ONE_AT_A_TIME, ordering="aged-sjf")
         offer(core, "a")
         first = only_call(core.poll(0.0))
         offer(core, "long", 1.0, prompt_tokens=3000, max_output_tokens=250)
@@ -318,7 +318,7 @@ class TestDispatch:
 class TestFlows:
     def test_a_tenant_that_floods_is_passed_by_one_that_comes_now_and_then(self) -> None:
         """Tenants take turns; within a tenant short goes first."""
-        core = make_core(ONE_AT_A_TIME)
+        core = make_core(ONE_AT_A_TIME, ordering="aged-sjf")
         offer(core, "running", tenant="a")
         call = only_call(core.poll(0.0))
         for index in range(4):
@@ -398,7 +398,7 @@ class TestFlows:
 class TestRecount:
     def test_a_waiting_request_is_put_into_a_lane_and_ordered_anew(self) -> None:
         """Estimated long and counted short, it goes before what is longer; its arrival and place in line stay."""
-        core = make_core(ONE_AT_A_TIME, lanes="single")
+        core = make_core(ONE_AT_A_TIME, ordering="aged-sjf")
         offer(core, "running")
         first = only_call(core.poll(0.0))
         offer(core, "b", 1.0, prompt_tokens=5_000)
