@@ -176,7 +176,16 @@ def _live(mix: Sequence[SimRequest], make_policy: Callable[[], Policy], setup: S
         loop.close()
 
 
-@pytest.mark.parametrize("spec", [{}, {"ordering": "fcfs", "lanes": "single"}, {"ordering": "boost"}], ids=str)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"ordering": "fcfs", "lanes": "single"},
+        {"ordering": "boost"},
+        {"ordering": "slack-edf", "shedding": "ladder"},
+    ],
+    ids=str,
+)
 def test_the_live_dispatcher_decides_what_the_simulator_decides(spec: dict[str, Any]) -> None:
     """Every dispatch with its instant, lane and reason, every eviction, and when each answer ended."""
     num_waited = 0
@@ -196,6 +205,7 @@ def test_the_live_dispatcher_decides_what_the_simulator_decides(spec: dict[str, 
         mix = requests(rng, 80, rate_per_s=rng.choice([8.0, 60.0]))
         late = rng.uniform(0.1, 2.0)
         mix = [replace(one, deadline_s=one.arrival_s + late) if one.index % 5 == 0 else one for one in mix]
+        mix = [replace(one, first_token_by_s=one.deadline_s) if one.index % 10 == 0 else one for one in mix]
         limits = {"max_requests": rng.choice([20, 1000])}
 
         def make_policy(limits: dict[str, int] = limits) -> Policy:
