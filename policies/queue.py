@@ -11,8 +11,6 @@ from .types import Lane
 
 _NO_WORK = dict.fromkeys(Lane, 0.0)
 
-_NO_WORK_S = dict.fromkeys(Lane, 0.0)
-
 
 class WaitingQueue:
     """Answers "which is first" by key within a flow, lane and pool, by arrival within a pool, by deadline over all.
@@ -54,7 +52,7 @@ class WaitingQueue:
         self.num_bytes += job.request.body_bytes
         work_s = self._work_s.get(job.request.model)
         if work_s is None:
-            work_s = self._work_s[job.request.model] = _NO_WORK_S.copy()  # for every lone request
+            work_s = self._work_s[job.request.model] = _NO_WORK.copy()  # for every lone request
         work_s[job.lane] += job.cost_s
 
     def _push(self, job: Job) -> None:
