@@ -206,6 +206,18 @@ class Live:
             "Changes of how requests are ordered.",
             value=self._core.num_choice_changes,
         )
+        calibration = self._core.calibration
+        for name, what, count in (
+            ("output_predictions", "Answers whose length had been predicted.", calibration.num_predicted),
+            ("output_predictions_covered", "Of those, the ones no longer than predicted.", calibration.num_covered),
+            ("short_requests", "Answered requests whose real budget was an interactive one.", calibration.num_short),
+            (
+                "short_predicted_long",
+                "Of those, the ones whose predicted budget was over the standard lane's.",
+                calibration.num_short_predicted_long,
+            ),
+        ):
+            yield CounterMetricFamily(f"tailgate_{name}_total", what, value=count)
 
 
 def _num_tasks() -> int:

@@ -105,6 +105,9 @@ def settle(policy: Policy, job: Job, outcome: Outcome, sample: Sample) -> None:
         if job.cost_s > 0.0 and actual_s > 0.0:
             policy.traffic.erred(job.cost_s, actual_s)
         policy.traffic.ended(actual_s)
+        budget_tokens = policy.cost.budget_tokens(computed_tokens, sample.output_tokens)
+        budgets = (job.budget_tokens, budget_tokens)
+        policy.traffic.calibration.add(job.predicted_output_tokens, sample.output_tokens, budgets, policy.lanes.cuts())
     assert job.charged_to is not None  # every call was charged when it was dispatched
     job.charged_to.charge(job.lane, actual_s - job.charged_s)
     job.charged_to = None

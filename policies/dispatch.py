@@ -16,6 +16,7 @@ from . import appraisal, entrance, idle
 from .absence import Absence
 from .adaptive import Choice
 from .books import Books
+from .estimate.calibration import Calibration
 from .fairness.flows import FlowKey
 from .job import Job, PoolKey, RunningCall
 from .lifecycle import Event, LifecycleError, State
@@ -290,6 +291,11 @@ class DispatchCore:
     def choice(self) -> Choice | None:
         """What a policy that chooses among several ways does at present, and why; None: this one doesn't choose."""
         return self._policy.ordering.choice
+
+    @property
+    def calibration(self) -> Calibration:
+        """How right this policy's predictions have been."""
+        return self._policy.traffic.calibration
 
     @property
     def num_queued(self) -> int:

@@ -4,6 +4,8 @@ import math
 from collections import deque
 from typing import NamedTuple
 
+from .estimate.calibration import Calibration
+
 _RECENT = 512
 """Requests that rate and variability of cost are taken from."""
 _MEMORY_S = 300.0
@@ -68,6 +70,7 @@ class Traffic:
         self._backlogged_s = 0.0
         self._served_s = 0.0  # cost of what ended while somebody waited
         self._square_error: float | None = None
+        self.calibration = Calibration()
 
     def arrived(self, now_s: float) -> None:
         self._arrivals_s.append(now_s)

@@ -130,6 +130,18 @@ async def test_gauges_are_read_when_asked_for() -> None:
         assert value(metrics, "tailgate_policy_choice", choice="fcfs") == 1
         assert value(metrics, "tailgate_policy_choice", choice="boost") == 0
         assert value(metrics, "tailgate_policy_choice_changes_total") == 0
+        core.calibration.add(10, 20, (10.0, 20.0), (30.0, 90.0))
+        core.calibration.add(500, 20, (500.0, 20.0), (30.0, 90.0))
+        core.calibration.add(500, 400, (500.0, 400.0), (30.0, 90.0))
+        assert [
+            value(metrics, f"tailgate_{name}_total")
+            for name in (
+                "output_predictions",
+                "output_predictions_covered",
+                "short_requests",
+                "short_predicted_long",
+            )
+        ] == [3, 2, 2, 1]
         core.set_policy(build_policy(PolicySpec(ordering="fcfs")), 0.0)
         assert value(metrics, "tailgate_policy_choice", choice="fcfs") is None
         assert value(metrics, "tailgate_requests_queued", lane="standard") == 0

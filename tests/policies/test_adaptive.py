@@ -158,6 +158,18 @@ class TestInTheCore:
         assert effect.request.request_id == "declared"
         assert core.choice is not None
 
+    def test_counts_how_right_predictions_were(self) -> None:
+        """An answer as short as its bound says is covered; one that was thought long and turned out short isn't lost
+        sight of."""
+        core = make_core()
+        for index, (bound, output_tokens) in enumerate([(10, 10), (9000, 5)]):
+            offer(core, f"q{index}", 0.0, max_output_tokens=bound)
+            call = only_call(core.poll(0.0))
+            core.call_ended(call.call_id, Outcome.SUCCESS, Sample(output_tokens=output_tokens), 1.0)
+        counts = core.calibration
+        assert (counts.num_predicted, counts.num_covered, counts.num_short) == (2, 2, 2)
+        assert counts.num_short_predicted_long == 0  # nothing was served yet, so 256 tokens are predicted
+
     def test_a_policy_that_chooses_nothing_says_nothing(self) -> None:
         """Only `adaptive` does."""
         assert make_core(ordering="boost").choice is None
