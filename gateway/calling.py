@@ -117,19 +117,7 @@ class Caller:
         num_body_bytes = len(sending.body)
         del body
         place.on_stop = exchange.stop
-        relay = Relay(
-            exchange,
-            place,
-            sending.client,
-            sending.send,
-            sending.write,
-            record,
-            self._clock,
-            scanner=sending.route.scanner,
-            errors=sending.route.errors,
-            wants_timing=sending.head.wants_timing,
-            heartbeat_s=self.heartbeat_s,
-        )
+        relay = Relay(exchange, place, sending, record, self._clock, self.heartbeat_s)
         unanswered = self._unanswered.add(call.replica_id, exchange, lambda: self._may_retry(record, place, tried))
         try:
             await exchange.send()

@@ -17,15 +17,15 @@ import orjson
 from policies.types import Outcome, Sample
 
 from . import record_headers
-from .api.error_shapes import ErrorShape
 from .api.openai import response_headers
 from .attribution import Layer, Record
-from .disconnect import FOLLOWS, LINES, Client, Message, Send, Write
+from .disconnect import FOLLOWS, LINES, Message
 from .dispatcher import Place
 from .eager import Pending, begin
 from .engine_timing import EngineTiming, read_engine_timing
 from .errors import GatewayError, Headers, ResponseBroken
 from .heartbeat import Heartbeat
+from .sending import Sending
 from .sse import StreamScanner
 from .sse_comment import CommentInserter
 from .upstream import Exchange
@@ -50,11 +50,9 @@ class Relay:
     """
 
     __slots__ = (
-        "_api",
         "_client",
         "_clock",
         "_dispatched_s",
-        "_errors",
         "_exchange",
         "_failure",
         "_first_s",
@@ -68,6 +66,7 @@ class Relay:
         "_may_grow",
         "_place",
         "_record",
+        "_route",
         "_scanner",
         "_send",
         "_timing",
@@ -83,27 +82,20 @@ class Relay:
         self,
         exchange: Exchange,
         place: Place,
-        client: Client,
-        send: Send,
-        write: Write | None,
+        sending: Sending,
         record: Record,
         clock: Callable[[], float],
-        *,
-        scanner: type[StreamScanner],
-        errors: ErrorShape,
-        wants_timing: bool,
         heartbeat_s: float | None = None,
     ) -> None:
         self._exchange = exchange
         self._place = place
-        self._client = client
-        self._send = send
-        self._write = write
+        self._client = sending.client
+        self._send = sending.send
+        self._write = sending.write
         self._record = record
         self._clock = clock
-        self._api = scanner
-        self._errors = errors
-        self._wants_timing = wants_timing
+        self._route = sending.route
+        self._wants_timing = sending.head.wants_timing
         self._heartbeat_s = heartbeat_s
         self._heartbeat: Heartbeat | None = None
         self._may_grow = False  # whether it is a stream to which something of our own may be added
@@ -177,7 +169,7 @@ class Relay:
         is_told = self._is_between_events()
         if is_told:
             held = b"" if self._inserter is None else self._inserter.flush()
-            event = self._errors.event(error)
+            event = self._route.errors.event(error)
             await self._send({"type": "http.response.body", "body": held + event, "more_body": True})
         raise ResponseBroken(error.message, is_told=is_told) from error
 
@@ -189,7 +181,7 @@ class Relay:
         is_packed = coding is not None and coding.strip().lower() not in (b"", b"identity")
         is_stream = content_type.startswith(b"text/event-stream")
         if is_stream and not is_packed:
-            self._scanner = self._api()
+            self._scanner = self._route.scanner()
             self._may_grow = b"content-length" not in first
             if self._wants_timing and self._may_grow:
                 self._inserter = CommentInserter()
@@ -317,7 +309,7 @@ class Relay:
         """The replica is done: learn what it said, and give the slot and the connection back."""
         record, scanner = self._record, self._scanner
         if self._kept is not None:
-            self.usage = self._api.usage_of_whole(self._headers, b"".join(self._kept))
+            self.usage = self._route.scanner.usage_of_whole(self._headers, b"".join(self._kept))
         self._learn_usage()
         outcome = _SUCCESS
         if status >= 500 or status == 429 or (scanner is not None and scanner.has_error):
