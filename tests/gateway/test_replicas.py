@@ -270,11 +270,14 @@ async def test_more_is_configured_than_the_cache_holds(caplog: pytest.LogCapture
     ("labels", "expected"),
     [
         (
-            'block_size="16",cache_dtype="auto",calculate_kv_scales="False",cpu_kvcache_space_bytes="None",'
-            'cpu_offload_gb="0",enable_prefix_caching="True",engine="0",gpu_memory_utilization="0.9",'
-            'is_attention_free="False",num_cpu_blocks="None",num_gpu_blocks="27184",num_gpu_blocks_override="None",'
-            'prefix_caching_hash_algo="sha256",sliding_window="None",swap_space="4"',
-            434_944,
+            # vLLM 0.32 for CPUs; some labels left out.
+            '_block_size_resolved="True",block_size="32",cache_dtype="auto",cache_hit_alignment_tokens="None",'
+            'effective_attention_block_size="32",enable_prefix_caching="True",engine="0",gpu_memory_utilization="0.92",'
+            'is_attention_free="False",kv_cache_dtype_skip_layers="[]",kv_cache_max_concurrency="8.0",'
+            'kv_cache_memory_bytes="2147483648",kv_cache_size_tokens="262144",num_cpu_blocks="None",'
+            'num_gpu_blocks="8192",num_gpu_blocks_override="None",prefix_caching_hash_algo="sha256",'
+            'sliding_window="None",user_specified_block_size="True"',
+            262_144,
         ),
         ('block_size="16",engine="0",num_gpu_blocks="None"', None),
         ('block_size="None",engine="0",num_gpu_blocks="10"', None),
