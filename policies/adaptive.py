@@ -35,7 +35,8 @@ _BUSY, _CROWDED = (0.5, 0.8), (0.6, 1.6)
 those of them that are predicted long wait longer than in order of arrival (gains of 0.7 to 0.9 on three of four chat
 traces). In a long queue they wait for very long, whatever the order gains the others (0.5 to 0.6 on one at 0.92)."""
 _LOG_ERROR = (1.1, 1.3)
-"""Root mean square of ln(actual / predicted cost)."""
+"""Root mean square of ln(actual / predicted cost). Gains at 0.85 without this rule: at 1.1 they are 1.1 to 2.3 on four
+traces, at 1.4 still 1.1 to 1.5, at 1.8 one is 0.95."""
 
 _FACTORS_ALIKE = {GENTLE_BOOST: 1.0, BOOST: 0.2}
 """Of the boost's decay rate: costs alike."""
