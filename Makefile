@@ -18,7 +18,7 @@ VLLM_PIP := $(VLLM_VENV)/bin/pip --disable-pip-version-check --quiet
 PACKAGES := policies gateway backend loadtests tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install npm run demo fmt check test test-vllm cov sz bars bars-main bars-counting bars-policies bars-proxy bars-overhead clean
+.PHONY: help install npm run demo fmt check test test-vllm cov sz bars bars-main bars-counting bars-policies bars-proxy bars-overhead bars-slices clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -95,6 +95,9 @@ bars-policies: $(STAMP)  ## measure policies and the simulator; TRACES=FOLDER of
 
 bars-proxy: $(STAMP)  ## measure what a proxy that can be trusted does; CASES=FOLDER of a runner of gateway cases, REQUESTS=N of the soak
 	$(BIN)/tailgate-load bars proxy $(if $(CASES),--cases $(CASES)) $(if $(REQUESTS),--soak-requests $(REQUESTS))
+
+bars-slices: $(STAMP)  ## measure what cutting long prompts gives and costs; URL=http://HOST:PORT of a stock vLLM
+	$(BIN)/tailgate-load bars slices $(if $(URL),--url $(URL)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(TOKENS),--long-tokens $(TOKENS))
 
 bars-overhead: $(STAMP)  ## measure what the gateway costs, beside others; PEERS=FOLDER of their environments
 	$(BIN)/tailgate-load bars overhead $(if $(PEERS),--peers $(PEERS))

@@ -23,6 +23,7 @@ from .run import run_plan
 from .scenario import bundled_scenarios, load_scenario
 from .shapes import describe
 from .sim.cli import calibrate_sim, simulate
+from .slices_cli import slices
 from .summary import summarise
 from .traces import load_trace
 from .workload import make_plan
@@ -222,6 +223,7 @@ def shape(
 
 
 app.command()(replay)
+app.command()(slices)
 app.command()(bars)
 app.command()(simulate)
 app.command()(calibrate_sim)

@@ -7,7 +7,8 @@ answers; the client's own lateness is measured, not hidden.
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -89,10 +90,12 @@ class LoadClient:
         scheduled_s: float | None = None,
         *,
         leave_after_s: float | None = None,
+        fields: Mapping[str, Any] = MappingProxyType({}),
     ) -> Answer:
         """Sends one streamed chat request with its output length pinned; never raises for what the server does.
 
-        With `leave_after_s` the client hangs up that many seconds after sending, whatever has come by then.
+        `fields` are further ones of the body. With `leave_after_s` the client hangs up that many seconds after sending,
+        whatever has come by then.
         """
         body = json.dumps(
             {
@@ -103,6 +106,7 @@ class LoadClient:
                 "temperature": 0,
                 "stream": True,
                 "stream_options": {"include_usage": True},
+                **fields,
             }
         ).encode()
         headers = {"content-type": "application/json"}

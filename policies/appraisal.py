@@ -24,9 +24,7 @@ def estimate(policy: Policy, job: Job) -> None:
     job.flow = policy.turns.flows.key(request)
     job.predicted_output_tokens = policy.output.predict(request)
     if (request.can_be_sliced or job.long is not None) and job.state is _WAITING:
-        job.set_long(
-            request.can_be_sliced and policy.slicing.is_long(policy.cost.typical_prefill_s(request.prompt_tokens))
-        )
+        job.set_long(request.can_be_sliced and policy.slicing.is_long(policy.prefills.typical_s(request.prompt_tokens)))
     job.cost_s = policy.cost.cost_s(request.prompt_tokens, job.predicted_output_tokens)
     job.budget_tokens = policy.cost.budget_tokens(request.prompt_tokens, job.predicted_output_tokens)
 

@@ -101,7 +101,7 @@ def build_policy(spec: PolicySpec) -> Policy:
         background=made(BACKGROUND),
         output=made(OUTPUT),
         cost=cost,
-        prefills=PrefillTimings(lambda replica_id: cost.timing(replica_id).prefill_s_per_token),
+        prefills=PrefillTimings(cost.timing("").prefill_s_per_token),
         slicing=made(SLICINGS.get(spec.slicing)),
         objectives={lane: spec.objectives.get(lane, NO_OBJECTIVE) for lane in Lane},
         traffic=Traffic(),

@@ -17,6 +17,7 @@ from .absence import Absence
 from .adaptive import Choice
 from .books import Books
 from .estimate.calibration import Calibration
+from .estimate.prefill import TELLING_TOKENS
 from .fairness.flows import FlowKey
 from .job import Job, PoolKey, RunningCall
 from .lifecycle import Event, LifecycleError, State
@@ -182,7 +183,7 @@ class DispatchCore:
             return
         if outcome is _SUCCESS and call.slice_end_tokens is None:
             appraisal.time(self._policy, job, call, slots, sample, now_s)
-            if job.long is not None:
+            if job.long is not None or job.request.prompt_tokens >= TELLING_TOKENS:
                 self._longs.computed(self._policy, job, call, sample, now_s)
         self._books.end(job, call)
         appraisal.settle(self._policy, job, outcome, sample)

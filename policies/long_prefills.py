@@ -83,7 +83,7 @@ class LongPrefills:
         if job.long is not None and job.long.num_slices:
             self._judge(job, call.replica_id, timing, sample.cached_tokens, ttft_s, now_s)
         else:
-            timing.add(sample.cached_tokens or 0, end_tokens, ttft_s)
+            policy.prefills.add(call.replica_id, sample.cached_tokens or 0, end_tokens, ttft_s)
 
     def _judge(
         self,
@@ -135,7 +135,7 @@ class LongPrefills:
         timing = policy.prefills.of(call.replica_id)
         if call.slice_end_tokens is not None and outcome is Outcome.SUCCESS:
             if sample.upstream_ttft_s is not None and call.ahead_tokens == call.slice_end_tokens - job.computed_tokens:
-                timing.add(job.computed_tokens, call.slice_end_tokens, sample.upstream_ttft_s)
+                policy.prefills.add(call.replica_id, job.computed_tokens, call.slice_end_tokens, sample.upstream_ttft_s)
             job.computed_tokens = call.slice_end_tokens
             long.may_be_stopped = True
         elif was_stopping and outcome is Outcome.IGNORED:

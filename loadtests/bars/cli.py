@@ -17,12 +17,14 @@ from .main_topic import main_bars
 from .overhead_topic import overhead_bars
 from .policies_topic import policies_bars
 from .proxy_topic import proxy_bars
+from .slices_topic import LONG_TOKENS, NUM_ROUNDS, slices_bars
 from .soak.run import NUM_REQUESTS
 
 
 def bars(
     topic: Annotated[
-        str, typer.Argument(metavar="TOPIC", help="What to measure: main, counting, policies, proxy or overhead.")
+        str,
+        typer.Argument(metavar="TOPIC", help="What to measure: main, counting, policies, proxy, overhead, slices."),
     ],
     cases: Annotated[
         Path | None,
@@ -46,6 +48,13 @@ def bars(
             file_okay=False,
         ),
     ] = None,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="For slices: of an engine that runs, such as a stock vLLM.")
+    ] = None,
+    long_tokens: Annotated[
+        int, typer.Option(metavar="N", min=1000, help="For slices: of the longest prompt.")
+    ] = LONG_TOKENS,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="For slices.")] = NUM_ROUNDS,
 ) -> None:
     """Measures the figures that must hold and prints a line for each; exits 1 if one falls short.
 
@@ -63,6 +72,10 @@ def bars(
     `overhead` is what the gateway costs in front of a replica that answers at once: processor time per request and per
     streamed chunk, and the latency added, beside a naive proxy and the gateways that are installed; and 5,000 streams
     at once. Three minutes, and a minute for each other gateway, on a machine that does nothing else.
+
+    `slices` is what short requests gain when long prompts are cut for them, and what that costs the long ones, in front
+    of the engine at --url: four scenes, three ways each, five rounds. A round takes twelve times as long as the longest
+    prompt.
     """
     topics: dict[str, Callable[[OnStep, Callable[[Bar], None]], Coroutine[Any, Any, None]]] = {
         "main": main_bars,
@@ -70,6 +83,7 @@ def bars(
         "policies": partial(policies_bars, traces=traces),
         "proxy": partial(proxy_bars, cases=cases, soak_requests=soak_requests, soak_seed=soak_seed),
         "overhead": partial(overhead_bars, say=typer.echo, folder=peers),
+        "slices": partial(slices_bars, url=url, long_tokens=long_tokens, num_rounds=rounds),
     }
     if topic not in topics:
         typer.echo(f"tailgate-load: bars {topic}: no such topic; there are: {', '.join(topics)}", err=True)

@@ -55,10 +55,6 @@ class CostModel:
         """Seconds until so many prompt tokens are computed there."""
         return self.timing(replica_id).prefill_s_per_token * prompt_tokens
 
-    def typical_prefill_s(self, prompt_tokens: int) -> float:
-        """Seconds that so many prompt tokens take, on whichever replica."""
-        return self._pooled.prefill_s_per_token * prompt_tokens
-
     def cost_s(self, prompt_tokens: int, output_tokens: int) -> float:
         return self._scale_s * (self._prompt_weight * prompt_tokens + output_tokens)
 

@@ -5,12 +5,13 @@ line over the middle of the part. It is fitted to parts that a replica computed 
 """
 
 import math
-from collections.abc import Callable
 
 from .fit import RobustFit
 
 MIN_TOKENS = 64
 """Shorter parts say more about a call's fixed cost than about the tokens in it."""
+TELLING_TOKENS = 512
+"""Whole prompts of so many are learned from, whether they could be cut or not."""
 
 
 class PrefillTiming:
@@ -45,18 +46,28 @@ class PrefillTiming:
 
 
 class PrefillTimings:
-    """Those of all replicas."""
+    """Those of all replicas, and of all together."""
 
-    def __init__(self, prior_s: Callable[[str], float]) -> None:
-        """`prior_s`: by replica id, the seconds that a token takes while nothing was seen there."""
-        self._prior_s = prior_s
+    def __init__(self, prefill_s_per_token: float) -> None:
+        """Seconds a token takes while nothing was seen; above 0."""
+        self._pooled = PrefillTiming(prefill_s_per_token)
         self._replicas: dict[str, PrefillTiming] = {}
 
     def of(self, replica_id: str) -> PrefillTiming:
+        """That of a replica, or of all while nothing was seen of it."""
+        return self._replicas.get(replica_id, self._pooled)
+
+    def add(self, replica_id: str, start_tokens: int, end_tokens: int, duration_s: float) -> None:
+        """The replica computed these tokens of a prompt in so many seconds, and no other prompt meanwhile."""
         timing = self._replicas.get(replica_id)
         if timing is None:
-            timing = self._replicas[replica_id] = PrefillTiming(self._prior_s(replica_id))
-        return timing
+            timing = self._replicas[replica_id] = PrefillTiming(self._pooled.seconds(0, 1))
+        timing.add(start_tokens, end_tokens, duration_s)
+        self._pooled.add(start_tokens, end_tokens, duration_s)
+
+    def typical_s(self, prompt_tokens: int) -> float:
+        """How long such a prompt takes on whichever replica."""
+        return self._pooled.seconds(0, prompt_tokens)
 
     def forget(self, replica_id: str) -> None:
         """The replica is gone."""

@@ -129,7 +129,7 @@ def test_the_command_line_says_what_is_wrong_in_one_line() -> None:
     """An unknown topic, scenario or file, and a server that isn't there: status 2 and the reason."""
     runner = CliRunner()
     for arguments, words in (
-        (["bars", "nonsense"], "there are: main, counting, policies, proxy, overhead"),
+        (["bars", "nonsense"], "there are: main, counting, policies, proxy, overhead, slices"),
         (["shape", "no-such-file.csv"], "no-such-file.csv: cannot be read: No such file or directory"),
         (["compare", "short-behind-long", *("--direct", "x", "--gateway", "x"), "--out", __file__], "File exists"),
         (["run", "nonsense", "--url", "http://127.0.0.1:9", "--model", "m"], "bundled: short-behind-long"),
