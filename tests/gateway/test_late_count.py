@@ -207,7 +207,11 @@ def last_record(gateway: Gateway) -> Record:
 
 async def test_a_waiting_request_changes_its_lane_when_it_is_counted() -> None:
     """It was thought long; it goes before one that is longer, and the headers and the record have the count."""
-    async with FakeReplica(hangs()) as replica, gateway_for(replica, replica={"max_prefill_tokens": 1}) as gateway:
+    one_at_a_time, shortest_first = {"max_prefill_tokens": 1}, {"ordering": "aged-sjf"}
+    async with (
+        FakeReplica(hangs()) as replica,
+        gateway_for(replica, replica=one_at_a_time, policy=shortest_first) as gateway,
+    ):
         counts = Counts(gateway, 1_000_000)
         first = HandDriven(gateway, CHAT).start(chat_body(stream=True))
         await until(lambda: replica.num_running == 1)
