@@ -13,7 +13,24 @@ from policies.idle import Idle
 from policies.types import Call, Lane, Outcome, Sample
 from tests.policies.support import FakeReplica, FakeRequest, World, changed, make_core, random_requests
 
-COMPOSITIONS = list(itertools.product(*(registry.names() for registry in ROLES.values())))
+
+def _meetings(composition: tuple[str, ...]) -> set[tuple[tuple[int, str], ...]]:
+    """Every three parts of it, with their roles."""
+    return set(itertools.combinations(enumerate(composition), 3))
+
+
+def _compositions() -> list[tuple[str, ...]]:
+    """A few of all there are, such that any three parts of different roles meet in one of them."""
+    every = [tuple(names) for names in itertools.product(*(registry.names() for registry in ROLES.values()))]
+    chosen = [tuple(getattr(PolicySpec(), role) for role in ROLES)]
+    missing = set().union(*map(_meetings, every)) - _meetings(chosen[0])
+    while missing:
+        chosen.append(max(every, key=lambda composition: len(_meetings(composition) & missing)))
+        missing -= _meetings(chosen[-1])
+    return chosen
+
+
+COMPOSITIONS = _compositions()
 """A part for each role, in the order of `ROLES`."""
 REPLICAS = (
     FakeReplica("r1", max_in_flight_tokens=5000, max_prefill_tokens=1000, slice_block_tokens=16),
