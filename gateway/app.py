@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import httpx
 
-from policies.config import build_policy
-from policies.dispatch import DispatchCore
+from policies.config import build_fallback, build_policy
+from policies.guarded import GuardedCore
 
 from .access_log import AccessLog
 from .admin import AdminState, build_admin_app
@@ -54,7 +54,7 @@ class Gateway:
         self._owns_http = http is None
         # Probes and /tokenize go straight to the replicas, whatever proxies the environment names.
         self._http = http if http is not None else httpx.AsyncClient(transport=UpstreamTransport(), trust_env=False)
-        self.core = DispatchCore(build_policy(config.policy.spec()))
+        self.core = GuardedCore(build_policy(config.policy.spec()), lambda: build_fallback(self.config.policy.spec()))
         self._capacity = MemoryCapacity()
         self.dispatcher = Dispatcher(self.core, clock=clock, capacity=self._capacity)
         self._unanswered = UnansweredCalls()

@@ -82,7 +82,8 @@ class Dispatcher:
             elif isinstance(effect, WantCapacity):
                 wanted = [*(wanted or ()), effect]
             else:
-                logger.info("%s", effect.text)
+                level = logging.INFO if effect.error is None else logging.ERROR
+                logger.log(level, "%s", effect.text, exc_info=effect.error)
         self._set_timer(now_s)
         # Last, since a grant may come at once, and pumps again.
         for want in wanted or ():

@@ -7,7 +7,7 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from policies.adaptive import CHOICES
-from policies.dispatch import DispatchCore
+from policies.guarded import GuardedCore
 from policies.types import Lane
 
 from .front import Front
@@ -36,7 +36,7 @@ class Live:
 
     def __init__(
         self,
-        core: DispatchCore,
+        core: GuardedCore,
         pool: Replicas,
         num_counts_waiting: Callable[[], int],
         encoders: Callable[[], Mapping[str, str]],
@@ -205,6 +205,11 @@ class Live:
             "tailgate_policy_choice_changes_total",
             "Changes of how requests are ordered.",
             value=self._core.num_choice_changes,
+        )
+        yield CounterMetricFamily(
+            "tailgate_policy_failures_total",
+            "Times that a part of the policy raised, so that plain order of arrival took its place.",
+            value=self._core.num_policy_failures,
         )
         calibration = self._core.calibration
         for name, what, count in (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from policies.dispatch import DispatchCore
+from policies.guarded import GuardedCore
 from policies.objectives import NO_OBJECTIVE, Objective
 from policies.types import Lane
 
@@ -178,7 +178,7 @@ class Metrics:
 
     def bind(
         self,
-        core: DispatchCore,
+        core: GuardedCore,
         pool: Replicas,
         *,
         num_counts_waiting: Callable[[], int] = lambda: 0,

@@ -1,7 +1,7 @@
 """Spec → policy."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from . import objectives as lane_objectives
@@ -28,7 +28,16 @@ from .registry import Part, PolicyConfigError, PolicyProblem, Registry, Value, p
 from .traffic import Traffic
 from .types import Lane
 
-__all__ = ["ALWAYS", "ROLES", "PolicyConfigError", "PolicyProblem", "PolicySpec", "build_policy", "effective_options"]
+__all__ = [
+    "ALWAYS",
+    "ROLES",
+    "PolicyConfigError",
+    "PolicyProblem",
+    "PolicySpec",
+    "build_fallback",
+    "build_policy",
+    "effective_options",
+]
 
 _T = TypeVar("_T")
 
@@ -108,3 +117,13 @@ def build_policy(spec: PolicySpec) -> Policy:
         max_wait_s=wait["max_wait_s"],
         no_replica_grace_s=wait["no_replica_grace_s"],
     )
+
+
+def build_fallback(spec: PolicySpec) -> Policy:
+    """What serves when the policy of `spec` has failed: order of arrival, with its options where they are the same."""
+    plain = PolicySpec(
+        ordering="fcfs", flows="one-flow", lanes="single", admission="fixed", shedding="bounds", slicing="whole"
+    )
+    kept = set(effective_options(plain))
+    options = {name: given for name, given in spec.options.items() if name in kept}
+    return build_policy(replace(plain, options=options, objectives=spec.objectives))

@@ -216,22 +216,31 @@ class DispatchCore:
 
     def set_policy(self, policy: Policy, now_s: float) -> None:
         """From now on this policy decides; what waits is estimated, put into lanes and ordered anew."""
-        self._policy = policy
-        self._books.fleet.govern(policy.admission)
         waiting = self._books.queue.jobs()
-        self._books.queue = WaitingQueue()
-        self._selection = Selection(policy, self._books.queue, self._books.fleet, self._books.longs.keys())
+        self._use(policy)
         for job in waiting:
             appraisal.estimate(policy, job)
             appraisal.enlist(policy, job)
             self._join_queue(job)
 
+    def _use(self, policy: Policy) -> None:
+        """It decides from now on, over an empty queue."""
+        self._policy = policy
+        self._books.fleet.govern(policy.admission)
+        self._books.queue = WaitingQueue()
+        self._selection = Selection(policy, self._books.queue, self._books.fleet, self._books.longs.keys())
+
     # --- outputs ----------------------------------------------------------------------------------------------------
 
     def poll(self, now_s: float) -> list[Effect]:
         """Everything that can be done now. The core counts it as done: the shell must perform each effect."""
-        self._polled_s = now_s
         effects: list[Effect] = []
+        self._decide(now_s, effects)
+        return effects
+
+    def _decide(self, now_s: float, effects: list[Effect]) -> None:
+        """What `poll` returns, in order."""
+        self._polled_s = now_s
         if now_s >= self._refit_s:
             self._refit_s = now_s + REFIT_EVERY_S
             if self._policy.ordering.refit(self._policy.traffic.load()):
@@ -261,7 +270,6 @@ class DispatchCore:
         if self._books.longs:
             self._go_on(now_s, effects)
         self._policy.traffic.polled(now_s, queue.num_requests, len(self._books.calls))
-        return effects
 
     def next_wakeup_s(self) -> float | None:
         """The next instant at which `poll` might do something without further input; None: none."""
@@ -360,9 +368,9 @@ class DispatchCore:
 
     def _evict(self, job: Job, reason: Reason, effects: list[Effect]) -> None:
         self._leave_queue(job)
+        retry_after_s = entrance.retry_after_s(self._policy, self._books.queue)
         job.move(Event.EVICT)
         del self._books.jobs[job.request.request_id]
-        retry_after_s = entrance.retry_after_s(self._policy, self._books.queue)
         effects.append(Evict(job.request.request_id, reason, retry_after_s))
 
     def _evict_late(self, now_s: float, effects: list[Effect]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import logging
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from policies.config import PolicySpec, build_policy
 from policies.dispatch import DispatchCore
 from policies.lifecycle import LifecycleError
 from policies.types import Outcome, Reason, Sample, WantCapacity
+from tests.support.asgi import HandDriven
+from tests.support.fake_replica import FakeReplica, answers
+from tests.support.gateways import BODY, CHAT, assert_nothing_held, gateway_for
 
 
 @dataclasses.dataclass
@@ -150,3 +154,24 @@ async def test_requeue_and_a_new_policy() -> None:
     dispatcher.core.check_integrity()
     assert dispatcher.core.num_in_flight == 0
     dispatcher.close()
+
+
+async def test_a_policy_that_raises_costs_no_request_and_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """The answer comes, order of arrival decides from then on, the log has the traceback and the metrics the count."""
+    async with FakeReplica(answers(b"{}")) as replica, gateway_for(replica) as gateway:
+
+        class Raises:
+            def __getattr__(self, name: str) -> Any:
+                raise RuntimeError("planted")
+
+        policy = build_policy(PolicySpec())
+        gateway.dispatcher.set_policy(dataclasses.replace(policy, routing=Raises()))
+        with caplog.at_level(logging.ERROR):
+            request = HandDriven(gateway, CHAT).start(BODY)
+            await request.ended()
+        assert request.status == 200
+        assert "fcfs" in gateway.core.policy_name
+        (told,) = [line for line in caplog.records if "decides until another one is set" in line.getMessage()]
+        assert told.exc_info is not None
+        assert "tailgate_policy_failures_total 1.0" in gateway.metrics.render()[0].decode()
+        assert_nothing_held(gateway)

@@ -14,8 +14,8 @@ from gateway.metrics import SETTLE_EVERY, Metrics
 from gateway.replica_metrics import ReplicaLoad
 from gateway.replicas import ReplicaPool
 from gateway.series import Families
-from policies.config import PolicySpec, build_policy
-from policies.dispatch import DispatchCore
+from policies.config import PolicySpec, build_fallback, build_policy
+from policies.guarded import GuardedCore
 from policies.types import Lane
 
 from .tiny_replica import until
@@ -115,7 +115,7 @@ def test_tenants_are_counted_and_bounded() -> None:
 async def test_gauges_are_read_when_asked_for() -> None:
     """Queue, slots and availability are those of their owners at that moment."""
     metrics = Metrics()
-    core = DispatchCore(build_policy(PolicySpec()))
+    core = GuardedCore(build_policy(PolicySpec()), lambda: build_fallback(PolicySpec()))
     config = parse_config({"replicas": [{"url": "http://127.0.0.1:9", "models": ["m"]}]}, source="test")
     async with httpx.AsyncClient() as http:
         pool = ReplicaPool(config, http, time.monotonic, lambda _: None)
