@@ -77,7 +77,7 @@ def time(policy: Policy, job: Job, call: RunningCall, slots: ReplicaSlots, sampl
         (sample.output_tokens or 1) - 1,
         slots.computed_tokens - call.computed_before_tokens,
     )
-    policy.cost.learn(call.replica_id, timing)
+    policy.cost.learn(call.replica_id, timing, now_s)
     policy.admission.answered(
         slots.replica, Answered(timing, call.slot_tokens, slots.in_flight_tokens, call.began_s, now_s)
     )

@@ -8,6 +8,9 @@ after, and costs of requests that wait stay comparable.
 
 from .timing import CallTiming, ReplicaTiming
 
+_MANY_CALLS, _GAP_S = 128, 0.05
+"""After so many calls one is learned from each twentieth of a second: more add nothing to the last hundred, and each
+costs as much as all other decisions on a request."""
 _MIN_CALLS = 16
 """Fewer, and a replica's figures are those of all."""
 
@@ -24,12 +27,16 @@ class CostModel:
         self._prior = (prefill_s_per_token, decode_s_per_token)
         self._pooled = ReplicaTiming(*self._prior)
         self._replicas: dict[str, ReplicaTiming] = {}
+        self._learned_s: dict[str, float] = {}  # by replica id, when it was learned from last
         self._scale_s = decode_s_per_token
         self._prompt_weight = prefill_s_per_token / decode_s_per_token
 
-    def learn(self, replica_id: str, timing: CallTiming) -> None:
+    def learn(self, replica_id: str, timing: CallTiming, now_s: float) -> None:
         """A call to this replica was answered."""
         replica = self._replicas.get(replica_id)
+        if replica is not None and replica.num_calls >= _MANY_CALLS and now_s < self._learned_s[replica_id] + _GAP_S:
+            return
+        self._learned_s[replica_id] = now_s
         if replica is None:
             replica = self._replicas[replica_id] = ReplicaTiming(*self._prior)
         replica.add(timing)
@@ -40,6 +47,7 @@ class CostModel:
     def forget(self, replica_id: str) -> None:
         """The replica is gone."""
         self._replicas.pop(replica_id, None)
+        self._learned_s.pop(replica_id, None)
 
     def timing(self, replica_id: str) -> ReplicaTiming:
         """How fast a replica is: as fitted, or as all are where little was seen of it."""

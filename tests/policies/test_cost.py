@@ -1,5 +1,6 @@
 """How fast replicas are found to be, and what a request costs by that."""
 
+import itertools
 import random
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from policies.estimate.cost import CostModel
 from policies.estimate.fit import RobustFit
 from policies.estimate.timing import CallTiming
+
+SECONDS = itertools.count()
 
 
 @pytest.fixture
@@ -94,7 +97,7 @@ class TestCost:
         for _ in range(count):
             tokens, batch = rng.randint(10, 3000), rng.randint(5, 15)
             ttft_s, tpot_s = slow * 2e-4 * tokens, slow * (0.02 + 0.001 * batch)
-            cost.learn(replica_id, CallTiming(tokens, batch, ttft_s, tpot_s, rng.randint(1, 50)))
+            cost.learn(replica_id, CallTiming(tokens, batch, ttft_s, tpot_s, rng.randint(1, 50)), next(SECONDS))
 
     def test_begins_with_what_is_configured(self) -> None:
         """And keeps it while little was seen, and where calls tell nothing."""
@@ -102,8 +105,8 @@ class TestCost:
         assert cost.prompt_weight == pytest.approx(1e-4 / 0.025)
         assert cost.cost_s(1000, 10) == pytest.approx(0.35)
         for _ in range(100):
-            cost.learn("r1", CallTiming(0, 1.0, 0.5, None))
-            cost.learn("r1", CallTiming(10, 1.0, None, 0.0))
+            cost.learn("r1", CallTiming(0, 1.0, 0.5, None), next(SECONDS))
+            cost.learn("r1", CallTiming(10, 1.0, None, 0.0), next(SECONDS))
         self.teach(cost, "r1", 15)
         assert cost.prompt_weight == pytest.approx(1e-4 / 0.025)
 
@@ -127,15 +130,15 @@ class TestCost:
             batch, steps = rng.randint(5, 15), rng.randint(4, 60)
             beside_tokens = rng.choice((0, 100, 1000)) * steps // 10
             took_s = steps * (0.02 + 0.001 * batch) + 1e-3 * beside_tokens
-            cost.learn("r1", CallTiming(100, batch, 0.1, took_s / steps, steps, beside_tokens))
+            cost.learn("r1", CallTiming(100, batch, 0.1, took_s / steps, steps, beside_tokens), next(SECONDS))
         assert cost.timing("r1").tpot_s == pytest.approx(0.03, rel=0.2)
 
     def test_a_very_long_answer_counts_as_one_among_others(self) -> None:
         """A thousand times longer, and slow for reasons of its own: the figure stays that of the many."""
         cost = self.cost()
         for _ in range(100):
-            cost.learn("r1", CallTiming(100, 1.0, 0.1, 0.02, 200))
-        cost.learn("r1", CallTiming(100, 1.0, 0.1, 0.2, 200_000))
+            cost.learn("r1", CallTiming(100, 1.0, 0.1, 0.02, 200), next(SECONDS))
+        cost.learn("r1", CallTiming(100, 1.0, 0.1, 0.2, 200_000), next(SECONDS))
         assert cost.timing("r1").tpot_s == pytest.approx(0.02, rel=0.2)
 
     def test_the_fit_is_shown_but_does_not_decide_where_told_so(self) -> None:
@@ -163,3 +166,13 @@ class TestCost:
         self.teach(cost, "r1", 100, slow=1e6)
         assert cost.timing("r1").prefill_s_per_token == pytest.approx(0.1)
         assert cost.timing("r1").tpot_s == pytest.approx(25.0)
+
+    def test_of_very_many_calls_a_few_are_enough(self) -> None:
+        """After the first hundred one in a twentieth of a second teaches; a replica that has become slower is seen."""
+        cost = CostModel(prefill_s_per_token=1e-4, decode_s_per_token=0.02, fit_after_calls=64)
+        for number in range(4000):
+            cost.learn("r1", CallTiming(100, 1.0, 0.1, 0.02), number / 1000)
+        assert 128 <= cost.timing("r1").num_calls <= 128 + 4 / 0.05
+        for number in range(20_000):
+            cost.learn("r1", CallTiming(100, 1.0, 0.1, 0.04), 4 + number / 1000)
+        assert cost.timing("r1").tpot_s == pytest.approx(0.04, rel=0.1)
