@@ -56,10 +56,25 @@ class Books:
     def _parked_at(self, job: Job) -> str:
         return next(replica_id for replica_id, parked in self.longs.items() if parked is job)
 
-    def park(self, job: Job, replica_id: str) -> None:
-        """Between two slices: no call runs, the slot is kept."""
-        self.longs[replica_id] = job
-        self.replicas[replica_id].park(job.slot_tokens)
+    def prefill_ended(self, job: Job, call: RunningCall) -> None:
+        """The prompt has been computed: the replica may take the next long one, unless this was a slice, or stops."""
+        self.replicas[call.replica_id].prefill_ended(call)
+        if (
+            self.longs
+            and call.slice_end_tokens is None
+            and job.state is not State.STOPPING
+            and self.longs.get(call.replica_id) is job
+        ):
+            del self.longs[call.replica_id]
+
+    def park(self, job: Job, call: RunningCall) -> None:
+        """Between two slices: the call is over, the slot is kept, and so is the ledger of a replica that is removed."""
+        job.call = None
+        del self.calls[call.call_id]
+        self.longs[call.replica_id] = job
+        slots = self.replicas[call.replica_id]
+        slots.give_back(call)
+        slots.park(job.slot_tokens)
 
     def unpark(self, job: Job) -> None:
         """It goes on, or ends."""

@@ -73,6 +73,8 @@ class Deciding:
                     effects.append(Notice(f"requests are ordered by {chosen.name} from now on: {chosen.why}"))
         if self._books.longs:
             self._start_over()
+            # Whose patience is over goes first: where calls are bounded, the queue would always take the place.
+            self._go_on(self._longs.overdue(self._policy, now_s), now_s, effects)
         queue = self._books.queue
         if not (queue.num_requests or self._absence.is_noted):
             self._prefill_ends.end_due(now_s, self._books)
@@ -90,8 +92,9 @@ class Deciding:
                 self.idle.polled(now_s, idle.found(queue, selection))
         if self.idle.since_s is not None and not queue.num_requests:
             self.idle.polled(now_s, idle.Idle.NOTHING)
-        if self._books.longs:
-            self._go_on(now_s, effects)
+        if self._books.longs:  # what becomes of long prompts, now that everybody who could go has gone
+            self._go_on(self._longs.ready(self._policy), now_s, effects)
+            self._longs.stop(self._policy, now_s, effects)
         self._policy.traffic.polled(now_s, queue.num_requests, len(self._books.calls))
 
     def _join_queue(self, job: Job) -> None:
@@ -153,12 +156,10 @@ class Deciding:
             job.computed_tokens = 0
             self._join_queue(job)
 
-    def _go_on(self, now_s: float, effects: list[Effect]) -> None:
-        """What becomes of long prompts, now that everybody who could go has gone."""
-        for job, slots in self._longs.ready(self._policy, now_s):
+    def _go_on(self, parked: list[tuple[Job, ReplicaSlots]], now_s: float, effects: list[Effect]) -> None:
+        for job, slots in parked:
             self._books.unpark(job)
             effects.append(self._start(job, slots, "where its prompt is being computed", None, now_s))
-        self._longs.stop(self._policy, now_s, effects)
 
     def _start(self, job: Job, slots: ReplicaSlots, why: str, waited_for: Reason | None, now_s: float) -> Call:
         policy, request, replica_id = self._policy, job.request, slots.replica_id

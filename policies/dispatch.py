@@ -108,9 +108,7 @@ class DispatchCore(Deciding):
         """The first output token of a call came: its prompt has been computed."""
         job, call = self._books.running(call_id)
         job.move(Event.FIRST_TOKEN)
-        self._books.replicas[call.replica_id].prefill_ended(call)
-        if self._books.longs:
-            self._longs.first_token(job, call)
+        self._books.prefill_ended(job, call)
 
     def progress(self, call_id: int, output_tokens: int, now_s: float) -> None:
         """Output tokens of this call so far, over all choices. Beyond the prediction, the slot grows with them."""

@@ -69,11 +69,6 @@ class LongPrefills:
             long.num_slices += 1
         return end
 
-    def first_token(self, job: Job, call: RunningCall) -> None:
-        """The prompt has been computed: the replica may take the next long one."""
-        if call.slice_end_tokens is None and self._books.longs.get(call.replica_id) is job:
-            del self._books.longs[call.replica_id]
-
     def computed(self, policy: Policy, job: Job, call: RunningCall, sample: Sample, now_s: float) -> None:
         """The request ended with an answer: learn from how long its prompt took."""
         end_tokens, ttft_s = job.request.prompt_tokens, sample.upstream_ttft_s
@@ -136,7 +131,7 @@ class LongPrefills:
         if call.slice_end_tokens is not None and outcome is Outcome.SUCCESS:
             if sample.upstream_ttft_s is not None and call.ahead_tokens == call.slice_end_tokens - job.computed_tokens:
                 policy.prefills.add(call.replica_id, job.computed_tokens, call.slice_end_tokens, sample.upstream_ttft_s)
-            job.computed_tokens = call.slice_end_tokens
+            job.computed_tokens = min(call.slice_end_tokens, job.request.prompt_tokens)  # counted anew meanwhile
             long.may_be_stopped = True
         elif was_stopping and outcome is Outcome.IGNORED:
             reached = timing.end_tokens(job.computed_tokens, (now_s - long.since_s) * _STOPPED_RATIO)
@@ -147,8 +142,7 @@ class LongPrefills:
         else:
             long.goes_whole = True  # the replica won't have slices of this one
         long.since_s = now_s
-        self._books.end(job, call)
-        self._books.park(job, call.replica_id)
+        self._books.park(job, call)
 
     def stop(self, policy: Policy, now_s: float, effects: list[Effect]) -> None:
         """Closes the calls of whole prefills that others wait behind."""
@@ -168,17 +162,24 @@ class LongPrefills:
                 self.counts.num_stops += 1
                 effects.append(StopCall(call.call_id, job.request.request_id, replica_id))
 
-    def ready(self, policy: Policy, now_s: float) -> list[tuple[Job, ReplicaSlots]]:
-        """The parked requests that go on now, with their replicas."""
-        ready = []
-        for replica_id, job in self._books.longs.items():
-            long = job.long
-            if job.state is State.PARKED and long is not None:
-                slots = self._books.replicas[replica_id]
-                waits = self._others_wait(policy, slots, 0)
-                if slots.has_place and not (waits and now_s < long.since_s + policy.slicing.patience_s):
-                    ready.append((job, slots))
-        return ready
+    def ready(self, policy: Policy) -> list[tuple[Job, ReplicaSlots]]:
+        """The parked requests that go on now, with their replicas: nobody waits whom they would hold up."""
+        return [(job, slots) for job, slots, _ in self._placed() if not self._others_wait(policy, slots, 0)]
+
+    def overdue(self, policy: Policy, now_s: float) -> list[tuple[Job, ReplicaSlots]]:
+        """The parked requests that have waited long enough and go on whoever waits, with their replicas."""
+        patience_s = policy.slicing.patience_s
+        return [(job, slots) for job, slots, since_s in self._placed() if now_s >= since_s + patience_s]
+
+    def _placed(self) -> list[tuple[Job, ReplicaSlots, float]]:
+        """Parked requests whose replica takes one more call, with their replicas and since when they are parked."""
+        return [
+            (job, slots, job.long.since_s)
+            for replica_id, job in self._books.longs.items()
+            if job.state is State.PARKED
+            and job.long is not None
+            and (slots := self._books.replicas[replica_id]).has_place
+        ]
 
     def lost(self) -> list[Job]:
         """Parked requests whose replica can't be used any more."""

@@ -24,4 +24,4 @@ class EstimatedEnds:
         while self._ends and self._ends[0][0] <= now_s:
             job = books.calls.get(heapq.heappop(self._ends)[1])
             if job is not None and job.call is not None:
-                books.replicas[job.call.replica_id].prefill_ended(job.call)
+                books.prefill_ended(job, job.call)

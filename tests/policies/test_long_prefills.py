@@ -372,3 +372,73 @@ def test_slices_that_are_found_go_on(cached: int | None, ttft_s: float) -> None:
         now_s = _sliced(core, f"{number}", now_s, cached=0 if misses else cached, ttft_s=3.0 if misses else ttft_s)
     assert core.slice_counts.num_sliced == 6
     assert core.slice_counts.num_in_vain == 3
+
+
+def test_an_answer_that_is_not_streamed_is_not_stopped_while_it_is_written() -> None:
+    """Its prompt is thought to be computed: closing the call would throw the answer away, and the next may begin."""
+    core = _core()
+    _offer(core, "long", 0.0, streams=False, **LONG)
+    only_call(core.poll(0.0))
+    core.poll(20.0)
+    _offer(core, "short", 30.0, prompt_tokens=20)
+    assert calls(core.poll(30.0)) == [("short", "r1")]
+    _offer(core, "next", 31.0, **LONG)
+    assert calls(core.poll(31.0)) == [("next", "r1")]
+    core.check_integrity()
+
+
+def test_a_replica_removed_during_a_slice_is_left_when_the_slice_ends() -> None:
+    """The request waits again, for any replica, and the ledger is forgotten."""
+    core = _core()
+    short = _stop(core)
+    core.first_token(short.call_id, 3.1)
+    slice_call = only_call(core.poll(3.1))
+    _ended(core, short, 3.2)
+    core.replica_removed("r1", 3.2)
+    _ended(core, slice_call, 3.6)
+    core.poll(3.6)
+    assert core.num_queued == 1
+    assert core.view("r1") is None
+    core.check_integrity()
+
+
+def test_where_calls_are_bounded_others_pass_but_not_for_ever() -> None:
+    """One call at a time and always somebody in the queue: after its patience the next slice goes first."""
+    core = _core(FakeReplica("r1", slice_block_tokens=16, max_in_flight_requests=1, max_in_flight_tokens=100_000))
+    short = only_call([*_begun(core)])
+    now_s = 0.0
+    while now_s < 5.0 and short.request.request_id != "long":
+        _offer(core, f"behind-{now_s}", now_s)
+        now_s += 0.5
+        _ended(core, short, now_s)
+        short = only_call(core.poll(now_s))
+    assert short.request.request_id == "long"
+    assert now_s <= 2.0
+
+
+def _begun(core: DispatchCore) -> list[Any]:
+    """A long request that is parked, and a short call that runs in the only place."""
+    _offer(core, "first", 0.0)
+    first = only_call(core.poll(0.0))
+    _offer(core, "long", 0.0, **LONG)
+    _ended(core, first, 0.0)
+    slice_call = only_call(core.poll(0.0))
+    assert slice_call.slice_end_tokens is not None
+    _offer(core, "short", 0.0)
+    _ended(core, slice_call, 0.0)
+    return core.poll(0.0)
+
+
+def test_a_recount_during_a_slice_leaves_nothing_below_zero() -> None:
+    """The whole prompt is shorter than the slice: no more counts as computed than there is."""
+    core = _core()
+    short = _stop(core)
+    core.first_token(short.call_id, 3.1)
+    slice_call = only_call(core.poll(3.1))
+    core.recount(FakeRequest("long", 0.0, prompt_tokens=1000, can_be_sliced=True), 3.2)
+    _ended(core, slice_call, 3.6)
+    whole = only_call(core.poll(3.6))
+    assert whole.slice_end_tokens is None
+    view = core._books.replicas["r1"]
+    assert view.prefill_tokens >= 0
+    core.check_integrity()
