@@ -120,6 +120,7 @@ class Caller:
         relay = Relay(exchange, place, sending, record, self._clock, self.heartbeat_s)
         unanswered = self._unanswered.add(call.replica_id, exchange, lambda: self._may_retry(record, place, tried))
         try:
+            _check_stop(place)  # before anything was there to be closed
             await exchange.send()
             relay.request_written()
             status, headers = await exchange.head()
@@ -135,6 +136,7 @@ class Caller:
                 # The engine may send its head at once: until the first token the call may be stopped for others, so
                 # the client gets none of it yet.
                 await exchange.peek()
+            _check_stop(place)  # as the answer came
             place.on_stop = None
             sending.body = b""  # nobody is called after this one
             await relay.run(status, headers)
@@ -172,6 +174,12 @@ class Caller:
     def _learn(self, relay: Relay, record: Record, num_body_bytes: int) -> None:
         if relay.usage is not None and relay.usage.prompt_tokens:
             self._counter.learn(record.model, num_body_bytes, relay.usage.prompt_tokens)
+
+
+def _check_stop(place: Place) -> None:
+    """Raises UpstreamClosed for a call that was stopped while its task had yet to go on: its connection is closed."""
+    if place.is_stopping:
+        raise UpstreamClosed
 
 
 class _ElsewhereError(Exception):

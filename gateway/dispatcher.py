@@ -91,7 +91,7 @@ class Dispatcher:
 
     def _set_timer(self, now_s: float) -> None:
         # Where nobody waits, no instant brings anything: the next request's own pump is early enough.
-        wakeup_s = self.core.next_wakeup_s() if self.core.num_queued else None
+        wakeup_s = self.core.next_wakeup_s() if self.core.num_queued or self.core.has_parked else None
         if wakeup_s is None or (self._timer_s is not None and self._timer_s <= wakeup_s):
             return  # a timer that is too early looks again and sets the next one
         if self._timer is not None:

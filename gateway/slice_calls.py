@@ -12,6 +12,7 @@ import orjson
 
 from policies.types import Call, Lane, Outcome, Sample
 
+from .api.body import parse_object
 from .api.sliceable import known_ids, tokenize_body
 from .attribution import Layer, Record
 from .dispatcher import Place
@@ -63,7 +64,7 @@ class SliceCalls:
     async def _ids(self, sending: Sending, replica: Any, call: Call, model: str, record: Record) -> list[int] | None:
         """Of the whole prompt, asked for once; None: they can't be had."""
         if sending.prompt_ids is None:
-            parsed = orjson.loads(sending.body)
+            parsed = _parsed(sending)
             ids = known_ids(parsed)
             if ids is None:
                 record.enter(Layer.TOKENIZE, self._clock())
@@ -95,9 +96,14 @@ class SliceCalls:
             exchange.close()
 
 
+def _parsed(sending: Sending) -> dict[str, Any]:
+    """The body, as it was read when it came: its depth was looked at then."""
+    return parse_object(sending.body, max_depth=len(sending.body))
+
+
 def _slice_body(sending: Sending, model: str, ids: list[int]) -> bytes:
     body = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0}
-    salt = orjson.loads(sending.body).get("cache_salt")
+    salt = _parsed(sending).get("cache_salt")
     return orjson.dumps(body if salt is None else body | {"cache_salt": salt})
 
 

@@ -194,7 +194,7 @@ class DispatchCore(Deciding):
         if (prefill_end_s := self._prefill_ends.next_s) is not None:
             instants.append(prefill_end_s)
         if self._books.longs:
-            instants += self._longs.wakeups_s(self._policy)
+            instants += (end_s for end_s in self._longs.wakeups_s(self._policy) if end_s > self._polled_s)
         if not self._books.queue.num_requests:
             return min(instants, default=None)
         for jobs, max_wait_s in (
@@ -221,6 +221,12 @@ class DispatchCore(Deciding):
     @property
     def num_queued(self) -> int:
         return self._books.queue.num_requests
+
+    @property
+    def has_parked(self) -> bool:
+        """Whether a request waits between two calls that compute its prompt."""
+        longs = self._books.longs
+        return bool(longs) and any(job.state is _PARKED for job in longs.values())
 
     @property
     def num_in_flight(self) -> int:

@@ -22,7 +22,8 @@ def metrics_page(*, caching: str = "True", block: str = str(BLOCK)) -> bytes:
 class SlicingEngine:
     """`replica` is the server. A word of a prompt is a token, its id the word's number in the text.
 
-    Chats with long prompts wait for `may_answer`, prompts of ids for `may_compute`. `slices` lists the prompts of ids
+    Chats with long prompts wait for `may_answer`, and for `may_end` behind the first piece of a stream; prompts of ids
+    for `may_compute`. `slices` lists the prompts of ids
     that came in slices, `chats` the bodies of chats, in order. Computing a token takes a millisecond of `clock`, which
     is real time and what was computed.
     """
@@ -30,6 +31,8 @@ class SlicingEngine:
     def __init__(self, *, says_cached: bool = True, page: bytes | None = None) -> None:
         self.replica = FakeReplica(self._serve, owned_by="vllm", pages={"/metrics": page or metrics_page()})
         self.may_answer = asyncio.Event()
+        self.may_end = asyncio.Event()
+        self.may_end.set()
         self.may_compute = asyncio.Event()
         self.may_compute.set()
         self.slices: list[dict[str, Any]] = []
@@ -99,4 +102,6 @@ class SlicingEngine:
             await call.head(headers=[("content-type", "text/event-stream")])
         for piece in (delta("hello"), finish(), usage_event(prompt_tokens, 2), END_OF_STREAM):
             await call.chunk(piece)
+            if is_long:
+                await self.may_end.wait()
         await call.end()

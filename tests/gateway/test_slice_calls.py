@@ -9,6 +9,8 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.attribution import Record
+from gateway.calling import Caller
+from gateway.upstream import Exchange
 from tests.gateway.slicing_engine import BLOCK, WORDS_PER_PROMPT, SlicingEngine, metrics_page
 from tests.support.asgi import HandDriven
 from tests.support.gateways import BODY, CHAT, assert_nothing_held, chat_body, gateway_for
@@ -262,3 +264,78 @@ async def test_a_policy_without_slices_asks_nothing() -> None:
     async with _gateway(engine, policy={"slicing": "whole"}) as gateway:
         assert not any(received.path == "/v1/completions" for received in engine.replica.received)
         assert gateway.pool.get("r1").whole_because == "the policy cuts nothing"
+
+
+async def test_a_body_with_numbers_that_no_double_holds_is_cut_like_others() -> None:
+    """What was taken as JSON when it came is read alike when it is cut."""
+    engine = SlicingEngine()
+    engine.may_answer.set()
+    async with _gateway(engine) as gateway:
+        await _short(gateway)
+        body = chat_body(**LONG)[:-1] + b',"odd":1e999}'
+        long = HandDriven(gateway, CHAT).start(body)
+        await long.ended()
+        assert long.status == 200
+        assert engine.slices
+
+
+async def test_a_parked_request_goes_on_after_its_patience_though_nobody_is_queued() -> None:
+    """Whom it lets pass may never get a first token: the instant comes by itself, whoever waits in the queue."""
+    engine = SlicingEngine()
+    async with _gateway(engine) as gateway:
+        long = await _started(gateway, engine)
+        hung = HandDriven(gateway, CHAT).start(chat_body(messages=[{"role": "user", "content": "y" * 2000}]))
+        await until(lambda: len(engine.chats) == 2)
+        await until(lambda: len(engine.slices) >= 1)
+        engine.may_answer.set()
+        await long.ended()
+        await hung.ended()
+        assert (long.status, hung.status) == (200, 200)
+
+
+async def test_a_stop_that_comes_with_the_first_bytes_breaks_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closed when the task has yet to see that the answer begins: none of that goes out, and it comes anew, once."""
+    engine = SlicingEngine()
+    engine.may_answer.set()
+    engine.may_end.clear()
+    peek, shorts = Exchange.peek, list[HandDriven]()
+
+    async def peek_and_stop(exchange: Exchange) -> bytes:
+        piece = await peek(exchange)
+        if not shorts:
+            place = next(place for place in gateway.dispatcher._places.values() if place.on_stop is not None)
+            shorts.append(HandDriven(gateway, CHAT).start(BODY))
+            await until(lambda: place.is_stopping)
+            engine.may_end.set()
+        return piece
+
+    monkeypatch.setattr(Exchange, "peek", peek_and_stop)
+    async with _gateway(engine) as gateway:
+        long = HandDriven(gateway, CHAT).start(chat_body(**LONG, stream=True))
+        await long.ended()
+        await shorts[0].ended()
+        assert long.is_complete
+        assert long.body.count(b"hello") == 1
+        assert engine.slices
+
+
+async def test_a_stop_that_comes_before_the_call_began_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its task has yet to run: the call isn't made, and the prompt goes in slices."""
+    engine = SlicingEngine()
+    engine.may_answer.set()
+    answer, shorts = Caller.answer, list[HandDriven]()
+
+    async def answer_late(caller: Caller, sending: Any, place: Any, record: Any) -> None:
+        if not shorts:
+            shorts.append(HandDriven(gateway, CHAT).start(BODY))
+            await until(lambda: place.is_stopping)
+        await answer(caller, sending, place, record)
+
+    monkeypatch.setattr(Caller, "answer", answer_late)
+    async with _gateway(engine) as gateway:
+        long = HandDriven(gateway, CHAT).start(chat_body(**LONG))
+        await long.ended()
+        await shorts[0].ended()
+        assert long.status == 200
+        assert len(engine.chats) == 2
+        assert engine.slices

@@ -405,7 +405,7 @@ def test_a_replica_removed_during_a_slice_is_left_when_the_slice_ends() -> None:
 def test_where_calls_are_bounded_others_pass_but_not_for_ever() -> None:
     """One call at a time and always somebody in the queue: after its patience the next slice goes first."""
     core = _core(FakeReplica("r1", slice_block_tokens=16, max_in_flight_requests=1, max_in_flight_tokens=100_000))
-    short = only_call([*_begun(core)])
+    short = only_call(_begun(core))
     now_s = 0.0
     while now_s < 5.0 and short.request.request_id != "long":
         _offer(core, f"behind-{now_s}", now_s)
@@ -414,6 +414,15 @@ def test_where_calls_are_bounded_others_pass_but_not_for_ever() -> None:
         short = only_call(core.poll(now_s))
     assert short.request.request_id == "long"
     assert now_s <= 2.0
+
+
+def test_without_a_place_the_end_of_patience_is_no_instant_to_wake_at() -> None:
+    """A shell that is woken at an instant that has passed would be woken again and again."""
+    core = _core(FakeReplica("r1", slice_block_tokens=16, max_in_flight_requests=1, max_in_flight_tokens=100_000))
+    only_call(_begun(core))
+    assert core.next_wakeup_s() == 1.0
+    assert core.poll(1.5) == []
+    assert core.next_wakeup_s() is None
 
 
 def _begun(core: DispatchCore) -> list[Any]:
