@@ -10,7 +10,9 @@ from .replica_probe import Prober
 
 NUM_BLOCKS = 6
 """So long is the prompt that is sent twice, and a token more."""
-_BLOCK_SIZE = re.compile(r'[{,]block_size="(\d+)"')
+MAX_BLOCK_TOKENS = 4096
+"""With larger ones, as models with a recurrent state have them, the prompts of the probe would be long ones."""
+_BLOCK_SIZE = re.compile(r'[{,]block_size="(\d{1,18})"')
 _CACHES = re.compile(r'enable_prefix_caching="(\w+)"')
 
 
@@ -44,6 +46,8 @@ async def _find(prober: Prober, model: str) -> PrefixCaching:
     if (caches := _CACHES.search(line)) is not None and caches[1].lower() in ("false", "0"):
         return PrefixCaching(None, "its prefix caching is off")
     block_tokens = int(block[1])
+    if not 0 < block_tokens <= MAX_BLOCK_TOKENS:
+        return PrefixCaching(None, f"blocks of {block_tokens} tokens are of no use for slices")
     ids = await _unseen_ids(prober, model, NUM_BLOCKS * block_tokens + 1)
     if ids is None:
         return PrefixCaching(None, "its /tokenize doesn't tell token ids")

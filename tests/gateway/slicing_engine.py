@@ -43,6 +43,7 @@ class SlicingEngine:
         self.slice_status = 200
         self.tokenize_status = 200
         self.sends_head_at_once = False
+        self.remembers = True
         self._says_cached = says_cached
         self._seen: set[tuple[int, ...]] = set()
 
@@ -83,7 +84,8 @@ class SlicingEngine:
         usage: dict[str, Any] = {"prompt_tokens": len(ids), "completion_tokens": 1}
         if self._says_cached:
             usage["prompt_tokens_details"] = {"cached_tokens": len(ids) - 1 if ids in self._seen else 0}
-        self._seen.add(ids)
+        if self.remembers:
+            self._seen.add(ids)
         await call.whole(json.dumps({"choices": [{"text": "x"}], "usage": usage}).encode())
 
     async def _chat(self, call: Call, body: dict[str, Any]) -> None:

@@ -17,9 +17,10 @@ from gateway.app import Gateway
 from gateway.disconnect import Message
 from gateway.errors import ResponseBroken
 from gateway.tokens import TokenCount
+from tests.gateway.slicing_engine import WORDS_PER_PROMPT, SlicingEngine
 from tests.support.cycles import no_cycles
 from tests.support.fake_replica import DONE, Behaviour, Call, FakeReplica, answers, delta, streams
-from tests.support.gateways import BODY, CHAT, STREAM_BODY, assert_nothing_held, gateway_for
+from tests.support.gateways import BODY, CHAT, STREAM_BODY, assert_nothing_held, chat_body, gateway_for
 from tests.support.keys import write_keys
 from tests.support.serve import until
 
@@ -184,3 +185,47 @@ async def test_cancelled_at_every_await(tmp_path: Path, kind: str, is_late: bool
                     assert caller.num_ends == 1
         assert step > 5, "there are more places than that where a request waits"
         await until(lambda: one.num_running == other.num_running == 0)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_cancelled_at_every_await_of_its_slices(is_late: bool) -> None:
+    """Token ids, slices, what lies between them, and the answer: whatever was taken is back, and the next is served."""
+    engine = SlicingEngine()
+    engine.may_answer.set()
+    policy = {"options": {"cost": {"prefill_s_per_token": 0.001}, "slices": {"quiet_s": 3600.0, "patience_s": 0.01}}}
+    async with engine.replica, gateway_for(engine.replica, clock=engine.clock, policy=policy) as gateway:
+
+        async def count(*_: object, **__: object) -> TokenCount:
+            await asyncio.sleep(0)
+            return TokenCount(WORDS_PER_PROMPT, "local", 0.0, 0.0)
+
+        gateway.tokens.count = count  # type: ignore[method-assign]
+        gateway.pool.report_failure = lambda replica_id: None  # type: ignore[method-assign]  # it stays in
+        engine.remembers = False  # else what was cancelled would be quick the next time, and no longer cut
+        text = " ".join(f"word{index}" for index in range(WORDS_PER_PROMPT))
+        first = Caller(CHAT, BODY)  # somebody has come, so that what follows goes in slices
+        await gateway(first.scope, first.receive, first.send)
+        step = 0
+        was_reached = True
+        while was_reached:
+            step += 1
+            caller = Caller(CHAT, chat_body(stream=True, messages=[{"role": "user", "content": text}]))
+            request = CancelledAt(gateway(caller.scope, caller.receive, caller.send), step, is_late)
+
+            async def serve(request: CancelledAt = request) -> None:
+                with contextlib.suppress(ResponseBroken, asyncio.CancelledError):
+                    await request
+
+            task = asyncio.create_task(serve())
+            await asyncio.wait({task}, timeout=10.0)
+            assert task.done(), f"step {step}"
+            task.result()
+            assert_nothing_held(gateway)
+            assert not gateway.core.has_parked, f"step {step}"
+            assert gateway.core.in_flight_tokens("r1") == 0, f"step {step}"
+            assert not any(gateway._unanswered._by_replica.values())
+            assert gateway.dispatcher._places == {}
+            was_reached = request.was_reached
+            if not was_reached:
+                assert caller.num_ends == 1
+        assert len(engine.slices) > 10

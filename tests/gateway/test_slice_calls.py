@@ -240,9 +240,11 @@ async def test_a_replica_that_is_gone_between_slices_is_left_for_another() -> No
     [
         (metrics_page(caching="False"), True, "its prefix caching is off"),
         (b"vllm:num_requests_running 0\n", True, "its metrics don't tell the size of a block of its cache"),
+        (metrics_page(block="0"), True, "blocks of 0 tokens are of no use for slices"),
+        (metrics_page(block="1000000"), True, "blocks of 1000000 tokens are of no use for slices"),
         (metrics_page(), False, "a prompt sent twice isn't served from its prefix cache"),
     ],
-    ids=["off", "no block size", "no hits"],
+    ids=["off", "no block size", "empty blocks", "huge blocks", "no hits"],
 )
 async def test_only_where_prefixes_are_seen_to_be_cached(page: bytes, says_cached: bool, why: str) -> None:
     """Else everything goes there whole, and the reason is known."""
