@@ -58,16 +58,18 @@ class Sending:
         self, replica: ReplicaView, lane: Lane, authority: str, num_body_bytes: int, *, start: bytes | None = None
     ) -> bytes:
         """`start`: method and target of a call of ours; None: those of the request."""
+        head = self.head
         if start is None:
             start = self.route.request_start
             target = b"%b?%b" % (start, self.query) if self.query else start
         else:
             target = start
+            head = openai.of_own_call(head)
         prefix = b"%b HTTP/1.1\r\nhost: %b\r\n" % (target, authority.encode())
         authorization = replica.authorization
         return openai.request_bytes(
             prefix,
-            self.head,
+            head,
             num_body_bytes,
             authorization=None if authorization is None else authorization.encode(),
             priority_lane=lane if replica.priority_scheduling else None,

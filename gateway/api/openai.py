@@ -1,7 +1,7 @@
 """Which headers travel, both ways: all but what belongs to one connection only (RFC 9110, 7.6.1) or to the gateway."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from policies.types import DECLARABLE_LANES, Lane
 
@@ -34,6 +34,8 @@ _NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", _PRIORITY}
 # Headers that keys are sent in: the replica's own goes in their place, or the client's as they are.
 CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key"})
 _LOOKED_AT = _NOT_FORWARDED | CREDENTIALS | {b"content-encoding"}
+# How the client wants its answer, and the id by which an engine tells calls apart: it takes none twice at a time.
+_OF_THE_REQUEST = (b"accept-encoding:", b"range:", b"x-request-id:")
 # vLLM's sign: lower goes first.
 _WIRE_PRIORITY = {Lane.INTERACTIVE: 0, Lane.STANDARD: 1, Lane.LONG: 2, Lane.OVERLONG: 3, Lane.BACKGROUND: 4}
 
@@ -113,6 +115,13 @@ def withhold(head: RequestHead, query: bytes, secret: bytes) -> tuple[RequestHea
         head.first_token_within_s,
     )
     return kept, b"" if secret in query else query
+
+
+def of_own_call(head: RequestHead) -> RequestHead:
+    """For a call of ours on behalf of the request: its answer comes to us, as it is, and its id isn't the request's."""
+    lines = head.forwarded.splitlines(keepends=True)
+    kept = b"".join(line for line in lines if not line.startswith(_OF_THE_REQUEST))
+    return replace(head, forwarded=kept + b"accept-encoding: identity\r\n")
 
 
 def connection_scoped(headers: Headers) -> set[bytes]:

@@ -112,6 +112,25 @@ async def test_slices_carry_what_the_cache_depends_on() -> None:
         assert told["tools"] == [{"type": "function", "function": {"name": "f"}}]
 
 
+async def test_the_answers_to_slices_are_the_gateways_own() -> None:
+    """How the client wants its answer, and the id of its call, go with its own call only."""
+    engine = SlicingEngine()
+    engine.may_answer.set()
+    theirs = [("accept-encoding", "gzip"), ("x-request-id", "abc"), ("range", "bytes=0-1")]
+    async with _gateway(engine) as gateway:
+        await _short(gateway)
+        headers = [(name.encode(), value.encode()) for name, value in (*theirs, ("x-tenant", "t"))]
+        long = HandDriven(gateway, CHAT, headers=headers).start(chat_body(**LONG))
+        await long.ended()
+        assert engine.slices
+        ours = [call for call in engine.replica.received if ("x-tenant", "t") in call.headers][:-1]
+        assert [call.path for call in ours] == ["/tokenize", *["/v1/completions"] * len(engine.slices)]
+        for call in ours:
+            assert call.header("accept-encoding") == ["identity"]
+            assert not set(theirs) & set(call.headers)
+        assert set(theirs) < set(engine.replica.received[-1].headers)
+
+
 async def test_ids_that_the_caller_gave_are_not_asked_for() -> None:
     """A completion of token ids is cut as it is."""
     engine = SlicingEngine()
